@@ -27,13 +27,13 @@ help:
 	@echo "make test-all all tests"
 	@echo "make bench    set up, then the benchmarks                                          ARGS=\"--quick\""
 	@echo "make docs     build the site: the pages and the API reference, in build/site/index.html"
-	@echo "make lint     ruff, clang-format, clang-tidy, mypy, import-linter, recorded runs; make format applies automatic fixes"
+	@echo "make lint     ruff, clang-format, clang-tidy, mypy, import-linter; make format applies automatic fixes"
 	@echo "make build    set up only: environment, torch, compiled libraries; make clean removes build outputs"
 	@echo
 	@echo "make check-peers        compare the encodings with diffusers, transformers, timm and other libraries"
 	@echo "make check-cuda         compile, link and load the CUDA library without a device; needs nvcc   ARGS=\"--arch 9.0\""
 	@echo "make check-sanitizers   C++ and pytest under AddressSanitizer and UBSan, C++ under ThreadSanitizer   ARGS=FILES"
-	@echo "make check-matrix       the tests under torch 2.11, 2.13 and the newest   ARGS=--features, for docs/compatibility.md"
+	@echo "make check-matrix       the tests under torch 2.11, 2.13 and the newest"
 	@echo "make check-wheels       build the source distribution and wheels in dist/, and install them"
 	@echo "make check-exhaustive   check every float32 entry below position 2^20, dim 512, and more   ARGS=--write"
 	@echo

@@ -17,7 +17,7 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 
-from environments import commit, sources  # noqa: E402
+from environments import sources  # noqa: E402
 
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 TEST = PROJECT["project"]["optional-dependencies"]["test"]
@@ -69,10 +69,9 @@ def install_copy(session: nox.Session, folder: Path, build: str) -> Path:
 @nox.session
 @nox.parametrize("torch", os.environ.get("TORCH_VERSIONS", f"{OLDEST} {PINNED} {NEWEST}").split())
 def matrix(session: nox.Session, torch: str) -> None:
-    """The tests of `make test`, and builds, under one torch version; -- PYTEST-ARGUMENTS or --features.
+    """The tests of `make test`, and builds, under one torch version; -- PYTEST-ARGUMENTS.
 
-    The library is built for this version. -m "": all tests. --features: those of docs/compatibility.md, whose
-    tables are written.
+    The library is built for this version. -m "": all tests.
     """
     every = ROOT / "build" / "matrix"
     clean_environment(session)
@@ -81,18 +80,8 @@ def matrix(session: nox.Session, torch: str) -> None:
     others = [path.parent for path in every.glob("*/sinpe_ext/_build.json") if copy not in path.parents]
     session.env["SINPE_EXT_OTHER_LIBRARIES"] = os.pathsep.join(map(str, others))  # tests/backend/test_stable_abi.py
     session.env["SINPE_EXT_CACHE_DIR"] = str(every / f"cache-{torch}")
-    if "--features" not in session.posargs:
-        session.run("python", "-c", "import torch; print('result: torch', torch.__version__)")  # for tools/records.py
-        command = "python -m pytest -n auto --dist worksteal --require-backend=compiled"
-        session.run(*command.split(), "-m", "not long or builds", *session.posargs)
-        return
-    more = [argument for argument in session.posargs if argument != "--features"]
-    session.env["SINPE_EXT_COMMIT"] = commit()
-    for backend in ("compiled", "eager", "cuda"):
-        report = f"--feature-report={ROOT / 'docs' / 'compatibility'}"
-        command = ["python", "-m", "pytest", "-q", f"--require-backend={backend}", report]
-        session.run(*command, *more, success_codes=[0, 5])  # 5: this machine lacks the backend; the report says so
-    session.run("python", str(ROOT / "tools" / "compatibility_page.py"))
+    command = "python -m pytest -n auto --dist worksteal --require-backend=compiled"
+    session.run(*command.split(), "-m", "not long or builds", *session.posargs)
 
 
 # ----------------------------------------------------------------------------------------------------- other libraries

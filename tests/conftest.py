@@ -16,7 +16,7 @@ sys.path += [str(TESTS.parent), str(TESTS.parent / "tools")]  # benchmarks/; aft
 import pytest  # noqa: E402
 from children import SANITIZED  # noqa: E402
 
-pytest_plugins = ["tiers", "feature_report"]
+pytest_plugins = ["tiers"]
 
 try:  # not needed by the tests on a GPU
     from hypothesis import HealthCheck, settings

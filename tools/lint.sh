@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Runs ruff and clang-format on the repository, mypy and import-linter on the package, clang's front end on the CPU
-# kernels, which the tests compile with the system's compiler, usually g++, and checks that docs/reliability.md has a
-# clean run of each command that it lists. --fix applies the changes of the first two.
+# Runs ruff and clang-format on the repository, mypy and import-linter on the package, and clang's front end on the CPU
+# kernels, which the tests compile with the system's compiler, usually g++. --fix applies the changes of the first two.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,7 +25,6 @@ else
   fi
   mypy || failed=1
   lint-imports --no-cache --no-logo || failed=1
-  python tools/records.py --check || failed=1
   [ "$failed" = 0 ] || { echo "lint: failed, see above; make format applies automatic fixes" >&2; exit 1; }
 fi
 echo "lint: no problems"

@@ -38,7 +38,6 @@ def front(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-@pytest.mark.feature("NumPy")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, "float32"])
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=repr)
 def test_table_is_encode_at_its_positions(front: str, encoding: Encoding, dtype) -> None:
@@ -136,7 +135,6 @@ def test_required_compiled_module_raises_if_missing(monkeypatch: pytest.MonkeyPa
     assert sinpe.table(3, 8).shape == (3, 8)
 
 
-@pytest.mark.feature("NumPy")
 @pytest.mark.parametrize("setting", ["auto", "eager"])
 def test_torch_is_not_imported(setting: str) -> None:
     code = (

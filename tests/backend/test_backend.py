@@ -336,7 +336,6 @@ def test_backend_info_is_picklable_and_readable():
 
 
 @pytest.mark.bad_input(22, "compiled")
-@pytest.mark.feature("threads at the first call")
 def test_concurrent_first_use_loads_once(env):
     code = """
 calls = []

@@ -56,7 +56,6 @@ def digest() -> str:
     return whole.hexdigest()
 
 
-@pytest.mark.feature("library of another torch")
 @pytest.mark.skipif(not FOLDERS, reason="no library built with another torch was given; make check-matrix builds them")
 @pytest.mark.parametrize("number", range(max(len(FOLDERS), 1)))
 def test_libraries_give_the_same_bits(number: int, request: pytest.FixtureRequest) -> None:

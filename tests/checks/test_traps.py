@@ -172,7 +172,6 @@ def test_timesteps_of_any_dtype(backend: str) -> None:
     assert torch.equal(exact, sinpe.encode(torch.tensor(998.39), encoding).bfloat16())
 
 
-@pytest.mark.feature("autocast")
 def test_autocast_does_not_round_positions(backend: str) -> None:
     """See also test_autocast.py."""
     x, p = pixels(8), torch.rand(*LATTICE, 2, dtype=torch.float64) * 5000

@@ -42,7 +42,6 @@ GRID_FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.feature("grids")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", GRIDS)
 def test_grid(name: str, dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811

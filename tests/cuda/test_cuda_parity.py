@@ -32,7 +32,6 @@ STARTS = [0, -3, 2**24 - 5, 2**31 - 7, 2**40, -(2**62), 2**63 - 1 - 67]
 P = 0.3
 
 
-@pytest.mark.feature("table")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", CONVENTIONS)
 def test_table(name: str, dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
@@ -88,7 +87,6 @@ POSITIONS: dict[str, Callable[[], Tensor]] = {
 }
 
 
-@pytest.mark.feature("encode")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", POSITIONS)
 def test_encode(name: str, dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
@@ -129,7 +127,6 @@ def sums(x: Tensor, named: dict[str, Any], layout: str, **more: Any) -> Callable
     return lambda d: sinpe.add(LAYOUTS[layout](x.to(d)), **moved(named, d), **more)
 
 
-@pytest.mark.feature("add")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("form", FORMS)
 def test_add(form: str, dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
@@ -187,7 +184,6 @@ def test_empty_tensors(shape: tuple[int, ...], device: torch.device) -> None:  #
     assert sinpe.encode(torch.empty(0, 2, device=device), 8).shape == (0, 2, 8)
 
 
-@pytest.mark.feature("dropout")
 def test_dropout_masks_are_equal_on_all_devices(device: torch.device) -> None:  # noqa: F811
     """Including rows that start inside a group of eight elements."""
     for shape in ((3, 5, 11), (2, 4, 64), (1, 1, 1), (5, 1000, 13)):
@@ -208,7 +204,6 @@ EMBED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.feature("embed")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", EMBED)
 def test_embed(name: str, dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
@@ -243,7 +238,6 @@ def test_embed_backward_of_many_tokens(ids: str, device: torch.device) -> None: 
     assert torch.equal(run(device).cpu(), expected(device, run))
 
 
-@pytest.mark.feature("gradients")
 def test_gradients_of_add(device: torch.device) -> None:  # noqa: F811
     """Exact for x; alpha and positions are float64 sums in another order."""
     x, grad = randn(3, S, 34), randn(3, S, 34, seed=6)

@@ -287,7 +287,6 @@ def test_backward_is_deterministic(cuda: torch.device) -> None:  # noqa: F811
         torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.feature("torch.compile, one graph")
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_torch_compile(mode: str, cuda: torch.device) -> None:  # noqa: F811
     pytest.importorskip("triton")
@@ -327,7 +326,6 @@ def test_torch_compile_backward(mode: str, cuda: torch.device) -> None:  # noqa:
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.feature("autocast")
 def test_autocast_changes_nothing(cuda: torch.device) -> None:  # noqa: F811
     x, positions = randn(B, S, D).to(cuda), torch.arange(S, device=cuda) + 100_000
     want = sinpe.add(x, positions=positions)
@@ -336,7 +334,6 @@ def test_autocast_changes_nothing(cuda: torch.device) -> None:  # noqa: F811
         assert sinpe.encode(positions.double(), D).dtype == torch.float32
 
 
-@pytest.mark.feature("layers")
 def test_modules_on_the_device(cuda: torch.device) -> None:  # noqa: F811
     layer = sinpe.SinusoidalPositionalEncoding(D, 0.0, learned_alpha=True).to("cuda")
     x = randn(B, S, D)
@@ -351,7 +348,6 @@ def test_modules_on_the_device(cuda: torch.device) -> None:  # noqa: F811
         assert sinpe.table(5, D).is_cuda
 
 
-@pytest.mark.feature("torch.func")
 def test_torch_func(cuda: torch.device) -> None:  # noqa: F811
     x = randn(B, S, D).to(cuda)
     got = torch.func.vmap(lambda x: sinpe.add(x, dropout=P, seed=3))(x)

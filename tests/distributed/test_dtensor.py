@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import distributed_cases
 import distributed_models
@@ -16,16 +15,6 @@ from rank_group import Group
 assert distributed_cases.case is distributed_models.case  # both modules register their cases in the same registry
 CASES = distributed_support.CASES
 MODULES = (distributed_cases.__name__, distributed_models.__name__)
-PARALLEL = pytest.mark.feature("tensor and sequence parallel")
-ROWS = {
-    "fsdp2": pytest.mark.feature("FSDP2"),
-    "scalar_alpha": pytest.mark.feature("FSDP2"),
-    "context_parallel": pytest.mark.feature("context_parallel"),
-    "parallel_styles": PARALLEL,
-    "embedding_styles": PARALLEL,
-    "compiled": pytest.mark.feature("DTensor, torch.compile"),
-    "plain_shards": pytest.mark.feature("require_positions"),
-}
 
 
 class Groups:
@@ -57,11 +46,7 @@ def groups() -> Iterator[Groups]:
     found.server.close()
 
 
-def marked(name: str) -> Any:
-    return pytest.param(name, marks=ROWS.get(name, pytest.mark.feature("DTensor")))
-
-
-@pytest.mark.parametrize("name", [marked(name) for name in CASES])
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(
     ("backend", "world"),
     [

@@ -9,7 +9,7 @@ import pytest
 from children import SUPPORT, finish, library_environment, start
 from process_support import needs_fork
 
-pytestmark = [needs_fork, pytest.mark.feature("FSDP2")]
+pytestmark = [needs_fork]
 
 RANKS = """
 import pathlib, sys

@@ -78,7 +78,6 @@ def test_rank_outside_the_mesh() -> None:
     assert found.sizes == (2, 0) and dtensor.is_outside(Mesh([3], None))  # type: ignore[arg-type]
 
 
-@pytest.mark.feature("DTensor, simulated ranks")
 def test_simulated_ranks(backend: str) -> None:
     simulation = pytest.importorskip("torch.distributed._local_tensor", reason="this torch cannot simulate ranks")
     from torch.testing._internal.distributed.fake_pg import FakeStore

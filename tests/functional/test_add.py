@@ -68,7 +68,6 @@ FORMS: dict[str, tuple[dict[str, Any], Tensor]] = {  # arguments, final position
 
 
 @pytest.mark.sampled("pairs")
-@pytest.mark.feature("add")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("form", FORMS)
 def test_add_equals_formula_bitwise(form: str, dtype: torch.dtype, backend: str) -> None:
@@ -102,7 +101,6 @@ def test_add_without_batch_dimension(form: str, backend: str) -> None:
     assert torch.equal(sinpe.add(x.t(), FAIRSEQ, seq_dim=1, channel_dim=0, **arguments), (x + rows).t())
 
 
-@pytest.mark.feature("add")
 @pytest.mark.parametrize("rank", [2, 3, 4, 5])
 def test_seq_dim_and_channel_dim_may_be_any_dimension(rank: int, backend: str) -> None:
     """positions, start and mask remain batch-first: the batch is the first dimension that is neither."""
@@ -197,7 +195,6 @@ def test_result_never_aliases_x(call: Callable[[Tensor], Tensor], backend: str) 
     assert torch.equal(x, before) and x._version == 0
 
 
-@pytest.mark.feature("add")
 def test_writes_increment_version_counter(backend: str) -> None:
     """Autograd sees each write: a backward pass that needs the overwritten value raises."""
     x = randn(B, S, D)

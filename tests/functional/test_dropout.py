@@ -35,7 +35,6 @@ def mask_of(**arguments: Any) -> Tensor:
     return sinpe.add(2 * ones(), dropout=P, **arguments) != 0
 
 
-@pytest.mark.feature("dropout")
 @pytest.mark.parametrize("seed", [0, 1, -1, SEED, 2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("p", [P, 0.5, 1e-9, 1 - 1e-9])
 def test_mask_is_philox_of_row_major_index(p: float, seed: int, backend: str) -> None:
@@ -47,7 +46,6 @@ def test_mask_is_philox_of_row_major_index(p: float, seed: int, backend: str) ->
     assert torch.equal(got, torch.where(want, (2 + sinpe.table(S, D)) * scale, 0.0))
 
 
-@pytest.mark.feature("dropout")
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_order_of_rounding(dtype: torch.dtype, backend: str) -> None:
     """Products, sum and dropout scale in acc, then one rounding; padded rows are scale * x under the same mask."""
@@ -177,7 +175,6 @@ def test_generator_advances_only_if_needed(call: Callable[[], object], backend: 
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.feature("dropout")
 def test_mask_follows_torch_manual_seed(backend: str) -> None:
     torch.manual_seed(5)
     first, second = mask_of(), mask_of()
@@ -236,7 +233,6 @@ def test_bad_arguments(case: Any, backend: str) -> None:
         sinpe.embed(torch.zeros(S, dtype=torch.long), torch.ones(3, D), **{"dropout": P, **arguments})
 
 
-@pytest.mark.feature("activation checkpointing")
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing(reentrant: bool, backend: str) -> None:
     """The recomputed forward pass draws the same mask: the gradients are those without checkpointing."""
@@ -311,7 +307,6 @@ def test_mask_does_not_depend_on_angle(angle: str, backend: str) -> None:
     assert torch.equal(torch.autograd.grad(y.sum(), x)[0], torch.where(keep, scale, 0.0))
 
 
-@pytest.mark.feature("torch.func")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 def test_torch_func(backend: str) -> None:
     """With a seed, the mask is the same for each sample; random seeds follow vmap's randomness rule."""

@@ -45,7 +45,6 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.feature("embed")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("form", FORMS)
 def test_embed_is_add_of_looked_up_rows(form: str, dtype: torch.dtype, backend: str) -> None:
@@ -56,7 +55,6 @@ def test_embed_is_add_of_looked_up_rows(form: str, dtype: torch.dtype, backend: 
     assert got.dtype == dtype and got.is_contiguous()
 
 
-@pytest.mark.feature("embed")
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8])
 def test_ids_of_any_dtype_and_layout(dtype: torch.dtype, backend: str) -> None:
     weight = table()
@@ -121,7 +119,6 @@ def test_inference_fast_path_is_bitwise_equal(dtype: torch.dtype, backend: str) 
                 free(tokens(), start=wrong)
 
 
-@pytest.mark.feature("torch.func")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 def test_torch_func(backend: str) -> None:
     weight, ids = table(), tokens(4, B, S)

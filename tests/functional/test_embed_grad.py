@@ -31,7 +31,6 @@ def tokens(*shape: int) -> Tensor:
     return torch.randint(0, V, shape or (B, S), generator=torch.Generator().manual_seed(4))
 
 
-@pytest.mark.feature("gradients")
 @pytest.mark.parametrize("padding_idx", [None, 0, -1, 4])
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("dtype", FLOATS)

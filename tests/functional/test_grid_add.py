@@ -32,7 +32,6 @@ def nan_like(x: Tensor) -> Tensor:
     return torch.full_like(x, float("nan"))
 
 
-@pytest.mark.feature("grids")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_table(backend: str, name: str) -> None:
     grid = EXAMPLES[name]
@@ -157,7 +156,6 @@ def test_add(backend: str, name: str, form: str) -> None:
             assert torch.equal(dropped, torch.where(kept, got * torch.tensor(scale, dtype=acc), 0.0))
 
 
-@pytest.mark.feature("grids")
 @pytest.mark.parametrize("name", ["mae2d", "timm2d", "t2t2d zeros", "cogvideo3d", "nerf", "one axis"])
 def test_positions_and_starts_equal_implicit_coordinates(backend: str, name: str) -> None:
     """Explicit positions and starts of each sample equal the same implicit coordinates."""

@@ -25,7 +25,6 @@ def inputs(name: str) -> tuple[Any, ...]:
     return grid, lengths, x, alpha, places.expand(2, *places.shape).contiguous().requires_grad_()
 
 
-@pytest.mark.feature("gradients")
 @pytest.mark.parametrize("options", OPTIONS, ids=["plain", "dropout"])
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients(backend: str, name: str, options: dict[str, Any]) -> None:
@@ -83,7 +82,6 @@ def test_alpha_gradient_of_other_dtypes(backend: str, dtype: torch.dtype) -> Non
     assert float(alpha.grad) == pytest.approx(float(2 * pe.sum()), rel=1e-5)
 
 
-@pytest.mark.feature("torch.func")
 def test_torch_func(backend: str) -> None:
     grid, lengths, x, *_ = inputs("mae2d")
     x = x.detach()

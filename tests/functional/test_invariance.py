@@ -57,7 +57,6 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.bad_input(20, "compiled", "eager")
-@pytest.mark.feature("table")
 @pytest.mark.parametrize("name", CHECKED)
 def test_result_does_not_depend_on_thread_count(backend: str, threads: None, name: str) -> None:
     torch.set_num_threads(1)
@@ -68,7 +67,6 @@ def test_result_does_not_depend_on_thread_count(backend: str, threads: None, nam
 
 
 @pytest.mark.bad_input(20, "compiled", "eager")
-@pytest.mark.feature("encode")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CHECKED)
 def test_split_calls_equal_one_call(backend: str, name: str, dtype: torch.dtype) -> None:

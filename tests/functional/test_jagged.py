@@ -23,7 +23,6 @@ import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalEmbedding, SinusoidalPositionalEncoding
 
 pytestmark = [
-    pytest.mark.feature("jagged nested tensors"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
 ]
 

@@ -94,7 +94,6 @@ def test_random_encodings(seed: int) -> None:
         assert name in names(match), (encoding, match)
 
 
-@pytest.mark.feature("identify")
 @pytest.mark.parametrize(
     ("encoding", "code"),
     [
@@ -124,7 +123,6 @@ def test_round_numbers_are_recovered(encoding: Encoding, code: str | None) -> No
     check_code(match)
 
 
-@pytest.mark.feature("identify")
 def test_names_of_the_same_table_are_aliases() -> None:
     matches = sinpe.identify(table(sinpe.convention("fairseq", 64)))
     assert len(matches) == 1
@@ -177,7 +175,6 @@ def usual(length: int, dim: int, form: str) -> torch.Tensor:
     return pe
 
 
-@pytest.mark.feature("identify")
 @pytest.mark.parametrize("storage", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", ["float32_exp", "float32_pow"])
 @pytest.mark.parametrize("length", [64, 5000])

@@ -29,7 +29,6 @@ from torch import Tensor, nn
 import sinpe_ext as sinpe
 from sinpe_ext.integrations import swap
 
-pytestmark = pytest.mark.feature("integrations.swap (plain modules)")
 # The float32 error of the angle of the last row and of sine and cosine, then the rounding of sums below 8.
 LIMIT = ROWS * 2.0**-22 + 2.0**-23 + 2.0**-21
 
@@ -55,7 +54,6 @@ def given(shape: tuple, length: int, dtype: torch.dtype = torch.float32) -> Tens
     )
 
 
-@pytest.mark.feature("torch.jit.trace")
 @pytest.mark.filterwarnings("ignore:.torch.jit.(trace|trace_method). is deprecated", "ignore::torch.jit.TracerWarning")
 @ids
 def test_traced_module_follows_the_length(kind: Any, form: str, shape: tuple, convention: str, backend: str) -> None:

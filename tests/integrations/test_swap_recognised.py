@@ -46,7 +46,6 @@ import sinpe_ext as sinpe
 from sinpe_ext.integrations import swap
 from sinpe_ext.integrations.plain import may_be_table
 
-pytestmark = pytest.mark.feature("integrations.swap (plain modules)")
 HALF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 GENERATED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -301,7 +300,6 @@ def test_negative_id_of_an_embedding_is_rejected(backend: str) -> None:
 
 
 @pytest.mark.sampled("values")
-@pytest.mark.feature("torch.jit.trace")
 @pytest.mark.filterwarnings("ignore:.torch.jit.(trace|trace_method). is deprecated", "ignore::torch.jit.TracerWarning")
 @cases
 def test_traced_module_follows_the_length(case: Case, backend: str) -> None:

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 import sinpe_ext as sinpe
 from sinpe_ext.integrations import measure, swap
 
-pytestmark = pytest.mark.feature("integrations.swap (plain modules)")
 # The float32 error of the angle of the last row and of sine and cosine, then the rounding of sums below 8.
 LIMIT = ROWS * 2.0**-22 + 2.0**-23 + 2.0**-21
 

@@ -27,7 +27,6 @@ def tokens() -> Tensor:
     return torch.randint(0, V, (B, S), generator=torch.Generator().manual_seed(4))
 
 
-@pytest.mark.feature("layers")
 def test_drop_in_for_nn_embedding(backend: str) -> None:
     torch.manual_seed(1)
     theirs = nn.Embedding(V, D, 3)
@@ -123,7 +122,6 @@ def test_sparse_adam_trains_as_with_nn_embedding(backend: str) -> None:
 
 
 @pytest.mark.bad_input(22, "compiled", "eager", "embedding")
-@pytest.mark.feature("stateless forward")
 def test_threads_share_a_layer(backend: str) -> None:
     """forward stores nothing: each of eight threads with different seeds gets the result of a single thread."""
     layer, ids = Layer(V, D, dropout=P), tokens()

@@ -13,7 +13,6 @@ import sinpe_ext as sinpe
 D = 16
 
 
-@pytest.mark.feature("grids")
 def test_images(backend: str) -> None:
     grid = sinpe.convention("timm2d", D)
     x = torch.randn(2, 3, 5, D)
@@ -57,7 +56,6 @@ def test_extra_tokens_of_a_sequence(backend: str) -> None:
         layer(x, positions=torch.arange(6) + 1)
 
 
-@pytest.mark.feature("checkpoints")
 def test_tables_in_checkpoints(backend: str, recwarn: pytest.WarningsRecorder) -> None:
     layer = sinpe.SinusoidalPositionalEncoding(
         D, encoding="mae2d", grid_shape=(3, 5), extra_tokens=1, persistent_table=True

@@ -118,7 +118,6 @@ def test_negative_views(backend: str) -> None:
     assert torch.equal(dropped, sinpe.add(-x, dropout=0.5, seed=3))
 
 
-@pytest.mark.feature("torch.jit.trace")
 @pytest.mark.filterwarnings("ignore")  # deprecation of torch.jit, and its warnings about sizes
 @pytest.mark.parametrize("grad", [False, True])
 def test_torch_jit_trace(grad: bool) -> None:

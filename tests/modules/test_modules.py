@@ -44,7 +44,6 @@ class Tutorial(nn.Module):
         self.register_buffer("pe", usual_table(max_len, d_model).reshape(shape).to(dtype))
 
 
-@pytest.mark.feature("layers")
 def test_tutorial_arguments(backend: str) -> None:
     layer = Layer(512, 0.1, 5000)
     assert layer.dropout.p == 0.1 and layer.max_len == 5000 and layer.d_model == 512
@@ -65,7 +64,6 @@ def test_documented_shapes(backend: str) -> None:
     assert torch.equal(Layer(256, 0.0)(batch), batch + sinpe.table(128, 256))
 
 
-@pytest.mark.feature("layers")
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_options(dtype: torch.dtype, backend: str) -> None:
     x, starts = randn(B, S, D, dtype=dtype), torch.tensor([0, 5, -3])
@@ -149,7 +147,6 @@ SHAPES = [(1, 50, D), (50, 1, D), (50, D)]
 
 
 @pytest.mark.bad_input(25, "layer")
-@pytest.mark.feature("checkpoints")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_old_checkpoint_loads_without_warning(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -186,7 +183,6 @@ WRONG: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.feature("checkpoints")
 @pytest.mark.parametrize("case", WRONG.values(), ids=WRONG)
 def test_table_of_another_encoding_warns_once(case: Any) -> None:
     table, pattern = case
@@ -208,7 +204,6 @@ def test_table_of_the_same_convention_loads_without_warning(name: str) -> None:
         Layer(D).load_state_dict({"pe": torch.empty(1, 50, D, device="meta")})
 
 
-@pytest.mark.feature("checkpoints")
 @pytest.mark.parametrize("batch_first, shape", [(True, (1, 20, D)), (False, (20, 1, D))])
 def test_persistent_table(batch_first: bool, shape: tuple[int, ...]) -> None:
     layer = Layer(D, 0.1, 20, batch_first=batch_first, persistent_table=True)
@@ -224,7 +219,6 @@ def test_persistent_table(batch_first: bool, shape: tuple[int, ...]) -> None:
         nn.Sequential(layer).load_state_dict({}, strict=True)
 
 
-@pytest.mark.feature("checkpoints")
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("batch_first, shape", [(True, (50, 1, D)), (False, (1, 50, D))])
 def test_table_of_the_other_dimension_order_warns(batch_first: bool, shape: tuple[int, ...], persistent: bool) -> None:
@@ -266,7 +260,6 @@ def overwritten(layer: nn.Module) -> nn.Module:
     return layer
 
 
-@pytest.mark.feature("checkpoints")
 @pytest.mark.parametrize(
     "change", [half_and_back, emptied, assigned, overwritten, copy.deepcopy, lambda layer: layer.double()]
 )
@@ -283,7 +276,6 @@ def test_table_buffer_is_restored_after_changes(change: Any, backend: str) -> No
     assert torch.equal(layer.get_buffer("pe").float(), want)
 
 
-@pytest.mark.feature("checkpoints")
 def test_table_of_a_layer_on_meta() -> None:
     with torch.device("meta"):
         layer = with_table()
@@ -297,7 +289,6 @@ def test_table_of_a_layer_on_meta() -> None:
     assert torch.equal(layer.pe, sinpe.table(20, D)[None])
 
 
-@pytest.mark.feature("checkpoints")
 def test_loaded_table_does_not_replace_the_buffer() -> None:
     for assign in (False, True):
         layer = with_table()
@@ -306,7 +297,6 @@ def test_loaded_table_does_not_replace_the_buffer() -> None:
         assert torch.equal(layer.pe, sinpe.table(20, D)[None])
 
 
-@pytest.mark.feature("checkpoints")
 def test_equivalent_tables_load_without_warning() -> None:
     grid, rows = sinpe.convention("mae2d", D), sinpe.table(20, D)
     cells = sinpe.table((4, 5), grid)
@@ -326,7 +316,6 @@ def test_equivalent_tables_load_without_warning() -> None:
         Layer(D, extra_tokens=1).load_state_dict({"pe": sinpe.table(20, sinpe.convention("t2t", D))[None]})
 
 
-@pytest.mark.feature("checkpoints")
 def test_assigned_table_is_compared() -> None:
     layer = with_table()
     with pytest.warns(UserWarning, match=r'it is convention\("t2t", 8\)'):
@@ -340,7 +329,6 @@ def test_assigned_table_is_compared() -> None:
     assert torch.equal(layer.state_dict()["pe"], sinpe.table(20, D)[None])
 
 
-@pytest.mark.feature("checkpoints")
 def test_safetensors_with_a_persistent_table(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
     model = nn.Sequential(nn.Linear(D, D), with_table(learned_alpha=True, alpha=0.5)).half()
@@ -352,7 +340,6 @@ def test_safetensors_with_a_persistent_table(tmp_path: Path) -> None:
     assert other[1].alpha.item() == 0.5 and torch.equal(other[1].pe, sinpe.table(20, D)[None])
 
 
-@pytest.mark.feature("checkpoints")
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize("make", [Layer, lambda dim, **options: sinpe.SinusoidalEmbedding(5, dim, **options)])
 def test_alpha_of_either_shape_loads(make: Any, assign: bool) -> None:
@@ -388,7 +375,6 @@ def test_learned_alpha(backend: str) -> None:
 
 
 @pytest.mark.bad_input(25, "compiled", "eager", "layer")
-@pytest.mark.feature("deepcopy, pickle, torch.save")
 @pytest.mark.parametrize("learned", [False, True])
 def test_copies(learned: bool, backend: str) -> None:
     layer, x = Layer(D, 0.0, 50, encoding="fairseq", scale=3.0, alpha=0.5, learned_alpha=learned), randn(B, S, D)
@@ -405,7 +391,6 @@ def test_copies(learned: bool, backend: str) -> None:
 
 
 @pytest.mark.bad_input(25, "compiled", "eager", "layer")
-@pytest.mark.feature("half, bfloat16, double")
 @pytest.mark.parametrize("learned", [False, True])
 def test_casts_do_not_change_the_encoding(learned: bool, backend: str) -> None:
     """A table buffer that is cast to bfloat16 loses its positions; this layer has none to cast."""

@@ -55,7 +55,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Tensor]] = {
 }
 
 
-@pytest.mark.feature("timesteps")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("dim", [D, D + 1, 256])
 def test_values(case: Any, dim: int, backend: str) -> None:
@@ -75,7 +74,6 @@ def test_shapes(shape: tuple[int, ...], backend: str) -> None:
     assert torch.equal(layer(t.expand(2, *shape)), layer(t).expand(2, *shape, D))
 
 
-@pytest.mark.feature("timesteps")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_dtype_argument(dtype: torch.dtype, backend: str) -> None:
     layer = TimestepEncoding(D, dtype=dtype)
@@ -86,7 +84,6 @@ def test_dtype_argument(dtype: torch.dtype, backend: str) -> None:
         assert other is layer and layer(T).dtype == dtype
 
 
-@pytest.mark.feature("half, bfloat16, double")
 def test_without_dtype_the_result_follows_model_casts(backend: str) -> None:
     model = nn.Sequential(TimestepEncoding(D, dtype=None), nn.Linear(D, 3))
     for t in (T, T.long()):
@@ -125,7 +122,6 @@ def test_16_bit_timesteps_are_used_as_stored(
         layer(t), TimestepEncoding(D)(t.half()), layer(t.bfloat16())
 
 
-@pytest.mark.feature("torch.compile, one graph")
 def test_compiled(first_warning: None, backend: str) -> None:
     torch.compiler.reset()
     model = nn.Sequential(TimestepEncoding(D, dtype=torch.float16), nn.SiLU())
@@ -140,7 +136,6 @@ def test_compiled(first_warning: None, backend: str) -> None:
     assert t.grad is not None and t.grad.shape == t.shape and bool(t.grad.ne(0).any())
 
 
-@pytest.mark.feature("meta, to_empty")
 def test_meta_device() -> None:
     layer = TimestepEncoding(D, dtype=torch.bfloat16)
     for t in (torch.empty(3, device="meta"), torch.empty(3, device="meta", dtype=torch.float16)):
@@ -169,7 +164,6 @@ def test_fractional_timesteps_are_distinguished(backend: str) -> None:
     assert torch.allclose(rows, want, rtol=0, atol=1e-12) and not torch.equal(rows[0], rows[1])
 
 
-@pytest.mark.feature("deepcopy, pickle, torch.save")
 def test_state_is_empty_and_copies_are_equal() -> None:
     layer = TimestepEncoding(D, encoding="flux", dtype=torch.float16, base=500)
     assert not layer.state_dict() and not list(layer.parameters()) and not list(layer.buffers())
@@ -185,7 +179,6 @@ def test_state_is_empty_and_copies_are_equal() -> None:
     assert torch.equal(scripted(T), layer(T))
 
 
-@pytest.mark.feature("torch.func")
 def test_torch_func(backend: str) -> None:
     layer = TimestepEncoding(D)
     assert torch.equal(torch.func.vmap(layer)(T), layer(T))

@@ -66,7 +66,6 @@ def run(module: nn.Module, x: Tensor) -> Tensor:
     return module(x)
 
 
-@pytest.mark.feature("autocast")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @every_layer
@@ -86,7 +85,6 @@ def test_autocast(name: str, device: str, dtype: torch.dtype, backend: str) -> N
     assert narrow.dtype == encoded.dtype == dtype and torch.equal(encoded, encode(narrow))
 
 
-@pytest.mark.feature("autocast")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @every_function
 def test_autocast_of_functions(name: str, dtype: torch.dtype, backend: str) -> None:
@@ -98,7 +96,6 @@ def test_autocast_of_functions(name: str, dtype: torch.dtype, backend: str) -> N
 
 
 @pytest.mark.bad_input(25, "compiled", "eager", "layer", "embedding", "grid", "timestep")
-@pytest.mark.feature("half, bfloat16, double")
 @pytest.mark.parametrize("dtype", CASTS)
 @every_layer
 def test_casts(name: str, dtype: torch.dtype, backend: str) -> None:
@@ -121,7 +118,6 @@ def test_casts(name: str, dtype: torch.dtype, backend: str) -> None:
         assert torch.equal(again(given(name)), LAYERS[name]().eval()(given(name)))
 
 
-@pytest.mark.feature("torch.func")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")  # from torch itself
 @every_layer
 def test_functional_call_and_ensembles(name: str, backend: str) -> None:
@@ -141,7 +137,6 @@ def test_functional_call_and_ensembles(name: str, backend: str) -> None:
 
 
 @pytest.mark.bad_input(19, "compiled", "eager", "layer", "embedding")
-@pytest.mark.feature("torch.func")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 @every_layer
 def test_torch_func_of_layers(name: str, backend: str) -> None:
@@ -163,7 +158,6 @@ def test_torch_func_of_layers(name: str, backend: str) -> None:
         assert torch.equal(tangent, ones * 3.0)
 
 
-@pytest.mark.feature("inference_mode")
 @every_layer
 def test_training_after_first_call_in_inference_mode(name: str, backend: str) -> None:
     """Constants cached by a first call in inference_mode work in a later call that needs gradients."""
@@ -188,7 +182,6 @@ def test_training_after_first_call_in_inference_mode(name: str, backend: str) ->
 
 
 @pytest.mark.bad_input(25, "compiled", "eager", "layer", "embedding", "grid", "timestep")
-@pytest.mark.feature("deepcopy, pickle, torch.save")
 @pytest.mark.parametrize("learned", [False, True])
 @every_layer
 def test_copies(name: str, learned: bool, backend: str) -> None:
@@ -215,7 +208,6 @@ def test_copies(name: str, learned: bool, backend: str) -> None:
 
 
 @pytest.mark.bad_input(24, "compiled", "eager", "meta", "layer", "embedding", "grid", "timestep")
-@pytest.mark.feature("meta, to_empty")
 @pytest.mark.parametrize("learned", [False, True])
 @every_layer
 def test_meta_and_to_empty(name: str, learned: bool, backend: str) -> None:
@@ -302,7 +294,6 @@ def deterministic() -> Iterator[None]:
 
 
 @pytest.mark.bad_input(20, "compiled", "eager", "layer", "embedding", "grid", "timestep")
-@pytest.mark.feature("deterministic mode")
 @every_layer
 def test_deterministic_mode(name: str, deterministic: None, backend: str) -> None:
     """No call is rejected, and all runs give the same bits, gradients included."""
@@ -327,7 +318,6 @@ class Doubled(nn.Module):
         return 2.0 * t
 
 
-@pytest.mark.feature("parametrize")
 @pytest.mark.parametrize("name, attribute", [
     ("SinusoidalEmbedding", "weight"), ("SinusoidalEmbedding", "alpha"), ("SinusoidalPositionalEncoding", "alpha"),
 ])  # fmt: skip
@@ -352,7 +342,6 @@ def test_parametrize(name: str, attribute: str, backend: str) -> None:
         assert torch.equal(run(module, x), want)
 
 
-@pytest.mark.feature("parametrize")
 def test_parametrizations_of_the_model_are_kept(backend: str) -> None:
     model = nn.Sequential(embedding(), layer(), nn.Linear(D, D))
     torch.nn.utils.parametrizations.spectral_norm(model[2])
@@ -369,7 +358,6 @@ def state_of(module: nn.Module) -> Any:
     return repr(kept), tensors, [state_of(child) for child in module.children()]
 
 
-@pytest.mark.feature("stateless forward")
 @pytest.mark.parametrize("training", [True, False])
 @every_layer
 def test_forward_does_not_change_the_module(name: str, training: bool, backend: str) -> None:

@@ -47,7 +47,6 @@ def test_example_runs(example: ModuleType, monkeypatch: pytest.MonkeyPatch, caps
 
 
 @pytest.mark.processes
-@pytest.mark.feature("FSDP2 + sequence parallel, example")
 @pytest.mark.parametrize("samples", [1, 2])
 def test_distributed_example(samples: int, tmp_path: Path) -> None:
     """Two processes share the rows of one group of samples."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 
-import pytest
 import torch
 
 import sinpe_ext as sinpe
@@ -13,7 +12,6 @@ B, S, D = 3, 5, 11
 P, SEED = 0.3, 1234567890123
 
 
-@pytest.mark.feature("autocast")
 def test_autocast_preserves_dtypes(backend: str) -> None:
     """Positions stay exact and x keeps its dtype; only the results of the model's other layers are narrow."""
     x = torch.ones(B, S, D, requires_grad=True)

@@ -106,7 +106,6 @@ ADD: dict[str, tuple[Callable[..., Tensor], tuple[Callable[[], Tensor], ...]]] =
 
 @pytest.mark.sampled("values")
 @pytest.mark.bad_input(19, "compiled", "eager")
-@pytest.mark.feature("gradients")
 @pytest.mark.parametrize("name", ENCODINGS)
 @pytest.mark.parametrize("case", ADD.values(), ids=ADD)
 def test_first_and_second_order(case: Any, name: str, backend: str) -> None:
@@ -258,7 +257,6 @@ def test_tensors_saved_for_backward(backend: str) -> None:
 
 
 @pytest.mark.bad_input(19, "compiled", "eager")
-@pytest.mark.feature("torch.func")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 def test_torch_func(backend: str) -> None:
     encoding = ENCODINGS["t2t"]
@@ -290,7 +288,6 @@ def test_torch_func(backend: str) -> None:
 
 
 @pytest.mark.bad_input(19, "compiled", "eager")
-@pytest.mark.feature("torch.func")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 def test_forward_mode(backend: str) -> None:
     x, p = torch.randn(B, S, D), torch.rand(S, dtype=torch.float64)

@@ -111,8 +111,6 @@ def seeded(call: Callable[[], Tensor]) -> Tensor:
     return call()
 
 
-@pytest.mark.feature("torch.compile, one graph")
-@pytest.mark.feature("torch.compile, dropout mask")
 @pytest.mark.sampled("values")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", CALLS)
@@ -132,8 +130,6 @@ INDUCED = [
 ]  # fmt: skip
 
 
-@pytest.mark.feature("torch.compile, one graph")
-@pytest.mark.feature("torch.compile, dropout mask")
 @needs_inductor
 @pytest.mark.parametrize("name", INDUCED)
 def test_inductor_equals_eager(name: str) -> None:
@@ -177,7 +173,6 @@ WEIGHT = torch.randn(2, D, generator=torch.Generator().manual_seed(1)).requires_
 
 
 @pytest.mark.bad_input(25, "compiled")
-@pytest.mark.feature("torch.compile, no recompile")
 @pytest.mark.parametrize("name", GRAPHS)
 def test_second_graph_serves_all_sizes_and_starts(name: str) -> None:
     """The first graph has constant sizes; the second, compiled when they change, has symbolic ones."""
@@ -189,7 +184,6 @@ def test_second_graph_serves_all_sizes_and_starts(name: str) -> None:
     assert counter.frame_count == 2
 
 
-@pytest.mark.feature("torch.compile, no recompile")
 def test_decoding_compiles_two_graphs() -> None:
     counter = CompileCounterWithBackend("eager")
     compiled = torch.compile(LAYER, fullgraph=True, backend=counter)
@@ -237,7 +231,6 @@ def test_errors_in_a_graph() -> None:
 
 
 @pytest.mark.bad_input(25, "compiled", "layer")
-@pytest.mark.feature("torch.export, dynamic shapes")
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(strict: bool) -> None:
     length = torch.export.Dim("length")
@@ -250,7 +243,6 @@ def test_export(strict: bool) -> None:
             assert torch.equal(exported.module()(given), FREE(given))
 
 
-@pytest.mark.feature("torch.func")
 def test_torch_func_in_a_graph() -> None:
     batch, positions = x(3, B, S, D), torch.rand(3, S)
 

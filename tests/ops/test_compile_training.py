@@ -31,7 +31,6 @@ from sinpe_ext import SinusoidalPositionalEncoding as Layer
 pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit.script"), pytest.mark.usefixtures("reset_dynamo")]
 
 
-@pytest.mark.feature("torch.compile, one graph")
 @pytest.mark.parametrize("backend_name", EVERY_BACKEND)
 def test_two_encodings_in_one_graph(backend_name: str) -> None:
     """Each is a separate constant of the graph."""
@@ -51,7 +50,6 @@ def test_two_encodings_in_one_graph(backend_name: str) -> None:
 
 
 @pytest.mark.sampled("values")
-@pytest.mark.feature("torch.compile, one graph")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("backend_name", EVERY_BACKEND)
 def test_gradients(backend_name: str, dtype: torch.dtype) -> None:
@@ -72,7 +70,6 @@ def test_gradients(backend_name: str, dtype: torch.dtype) -> None:
                 assert torch.allclose(mine, theirs, **GRADIENT)
 
 
-@pytest.mark.feature("torch.compile, dropout mask")
 @pytest.mark.parametrize("backend_name", EVERY_BACKEND)
 def test_gradients_under_dropout(backend_name: str) -> None:
     """The backward graph recomputes the mask from the seed of the forward graph."""
@@ -93,7 +90,6 @@ def test_gradients_under_dropout(backend_name: str) -> None:
             assert torch.allclose(mine, theirs, **GRADIENT)
 
 
-@pytest.mark.feature("torch.compile, dropout mask")
 def test_compiled_training_equals_eager() -> None:
     torch.manual_seed(0)
     front = sinpe.SinusoidalEmbedding(9, D, 0, dropout=0.2, learned_alpha=True)
@@ -109,7 +105,6 @@ def test_compiled_training_equals_eager() -> None:
         assert torch.allclose(got.grad, expected, **GRADIENT)
 
 
-@pytest.mark.feature("torch.func")
 def test_torch_func_gradients_in_a_graph() -> None:
     weight = x()[0]
 
@@ -141,8 +136,6 @@ class Seeded(nn.Module):
 
 
 @pytest.mark.builds
-@pytest.mark.feature("AOTInductor")
-@pytest.mark.feature("torch.export, dynamic shapes")
 @needs_inductor
 @pytest.mark.parametrize("name", [pytest.param(n, marks=needs_aoti_dtypes if n == "layer" else ()) for n in EXPORTED])
 def test_export_and_aot_inductor(name: str, tmp_path: Path) -> None:

@@ -116,22 +116,17 @@ def compare(case: Case, compiler: str, dynamic: bool | None = None) -> int:
 
 
 @pytest.mark.sampled(3, "test_dynamic_graph_serves_all_sizes has all calls")
-@pytest.mark.feature("torch.compile, one graph")
-@pytest.mark.feature("torch.compile, no recompile")
 @pytest.mark.parametrize("name, compiler", cases(EVERY))
 def test_two_graphs_serve_all_sizes_and_starts(name: str, compiler: str) -> None:
     assert compare(CALLS[name], compiler) <= 2
 
 
 @pytest.mark.sampled(3, "test_dynamic_graph_serves_all_sizes has all calls")
-@pytest.mark.feature("torch.compile, dropout mask")
-@pytest.mark.feature("torch.compile, no recompile")
 @pytest.mark.parametrize("name, compiler", cases(EVERY_DROPOUT))
 def test_dropout_mask_equals_eager(name: str, compiler: str) -> None:
     assert compare(DROPOUT[name], compiler) <= 2
 
 
-@pytest.mark.feature("torch.compile, no recompile")
 @pytest.mark.parametrize("name", [*CALLS, *(f"dropout, {name}" for name in DROPOUT)])
 def test_dynamic_graph_serves_all_sizes(name: str) -> None:
     case = DROPOUT[name.removeprefix("dropout, ")] if name.startswith("dropout, ") else CALLS[name]
@@ -168,7 +163,6 @@ def test_known_limitations(name: str) -> None:
     assert LEFT[name]() <= 2
 
 
-@pytest.mark.feature("torch.compile, no recompile")
 def test_changing_alpha_does_not_recompile() -> None:
     """Float or tensor alpha; a changing float scale recompiles with dropout, see above."""
     factors = (0.3, 0.4, 0.5, 0.6)
@@ -179,7 +173,6 @@ def test_changing_alpha_does_not_recompile() -> None:
     assert graphs(lambda x, a: sinpe.add(x, alpha=a, dropout=P, seed=3), each) == 1
 
 
-@pytest.mark.feature("CUDA graph trees")
 @needs_inductor
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("dropout", [0.0, P])
@@ -223,7 +216,6 @@ def export_model(strict: bool = False) -> Any:
     return torch.export.export(Model().eval(), arguments(3, 5, 1), dynamic_shapes=sizes, strict=strict)
 
 
-@pytest.mark.feature("torch.export, dynamic shapes")
 @pytest.mark.parametrize("strict", [False, True])
 def test_export_with_dynamic_batch_and_length(strict: bool) -> None:
     program, stored = export_model(strict), io.BytesIO()
@@ -235,7 +227,6 @@ def test_export_with_dynamic_batch_and_length(strict: bool) -> None:
 
 
 @pytest.mark.builds
-@pytest.mark.feature("AOTInductor")
 @needs_inductor
 @pytest.mark.parametrize("standard", [pytest.param(False, marks=needs_aoti_dtypes), True])
 def test_aot_package_with_dynamic_batch_and_length(standard: bool, tmp_path: Path) -> None:
@@ -249,7 +240,6 @@ def test_aot_package_with_dynamic_batch_and_length(standard: bool, tmp_path: Pat
         assert torch.allclose(got, want, **SINES) if standard else torch.equal(got, want)
 
 
-@pytest.mark.feature("torch.compile, one graph")
 @needs_inductor
 @pytest.mark.parametrize("compiler", EVERY_BACKEND)
 def test_model_compiles_to_one_graph(compiler: str) -> None:

@@ -46,8 +46,6 @@ def operands() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x, p, torch.rand(2, 3, 5, generator=generator) < 0.5, torch.tensor([[4, 7], [1, 2]])
 
 
-@pytest.mark.feature("torch.compile, one graph")
-@pytest.mark.feature("torch.compile, dropout mask")
 @pytest.mark.sampled("values")
 @pytest.mark.parametrize("compiler", ["eager", "inductor"])
 @pytest.mark.parametrize("case", CASES)
@@ -59,7 +57,6 @@ def test_full_graph(backend: str, case: str, compiler: str) -> None:
         assert torch.equal(graph(*operands()), function(*operands()))
 
 
-@pytest.mark.feature("torch.compile, no recompile")
 def test_dynamic_shapes(backend: str) -> None:
     torch._dynamo.reset()
     counted = torch._dynamo.testing.CompileCounter()
@@ -70,7 +67,6 @@ def test_dynamic_shapes(backend: str) -> None:
     assert counted.frame_count == 1
 
 
-@pytest.mark.feature("torch.compile, one graph")
 def test_gradients(backend: str) -> None:
     torch._dynamo.reset()
 
@@ -88,7 +84,6 @@ class Patches(torch.nn.Module):
         return sinpe.add(x, GRID)
 
 
-@pytest.mark.feature("torch.export, dynamic shapes")
 def test_export(backend: str) -> None:
     x = operands()[0]
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("height"), 2: torch.export.Dim("width")}
@@ -97,7 +92,6 @@ def test_export(backend: str) -> None:
     assert torch.equal(program.module()(other), sinpe.add(other, GRID))
 
 
-@pytest.mark.feature("meta, to_empty")
 def test_meta_and_fake_tensors(backend: str) -> None:
     x, p, _, _ = (t.to("meta") for t in operands())
     assert sinpe.add(x, GRID).device.type == "meta" and sinpe.add(x, GRID).shape == x.shape

@@ -18,7 +18,6 @@ from traced_models import Call, ids, x
 import sinpe_ext as sinpe
 
 pytestmark = [
-    pytest.mark.feature("torch.jit.trace"),
     pytest.mark.filterwarnings("ignore:.torch.jit.(script|trace|trace_method|save|load). is deprecated"),
 ]
 D = 12

@@ -21,7 +21,6 @@ pytest.importorskip("onnxscript", reason="ONNX export needs onnxscript")
 runtime = pytest.importorskip("onnxruntime", reason="onnxruntime runs the model")
 
 pytestmark = [
-    pytest.mark.feature("ONNX, onnxruntime"),
     pytest.mark.filterwarnings("ignore"),  # warnings of the exporter itself
     pytest.mark.usefixtures("reset_dynamo"),
 ]

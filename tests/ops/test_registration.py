@@ -59,7 +59,6 @@ def op(name: str) -> Any:
     return getattr(torch.ops.sinpe_ext, name).default
 
 
-@pytest.mark.feature("opcheck")
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_schema(name: str) -> None:
     """Compiled libraries depend on these schemas: a change needs a new name."""
@@ -158,7 +157,6 @@ def samples(grad: bool) -> dict[str, tuple[str, tuple[Any, ...]]]:
 
 
 @pytest.mark.bad_input(13, "compiled")
-@pytest.mark.feature("opcheck")
 @pytest.mark.parametrize("grad", [False, True], ids=["plain", "requires_grad"])
 @pytest.mark.parametrize("case", samples(False))
 def test_opcheck(case: str, grad: bool) -> None:
@@ -193,7 +191,6 @@ BATCHED = [
 ]
 
 
-@pytest.mark.feature("torch.func")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 @pytest.mark.parametrize("case", BATCHED)
 def test_vmap_equals_one_call_per_sample(case: str) -> None:
@@ -212,7 +209,6 @@ def test_vmap_equals_one_call_per_sample(case: str) -> None:
     assert torch.equal(got, torch.stack(one_by_one))
 
 
-@pytest.mark.feature("meta, to_empty")
 def test_functions_under_fake_tensor_mode(backend: str) -> None:
     layer = sinpe.SinusoidalPositionalEncoding(D, max_len=50).eval()
     with FakeTensorMode():

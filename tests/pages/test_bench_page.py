@@ -50,7 +50,9 @@ def test_pages_contain_the_tables_of_their_results() -> None:
     assert sorted(match[2] for match in tool.TABLE.finditer(text)) == sorted([*tool.GROUPS, *tool.OTHERS])
     named = {match[2]: match[3] for match in tool.TABLE.finditer(text)}
     assert named["front"] == named["summary"], "the front page and its details must be of one run"
-    assert len({path for group, path in named.items() if group != "cuda"}) == 1, "one run"
+    apart = ("host", "cuda", "cuda_host", "front_cuda")
+    assert len({path for group, path in named.items() if group not in apart}) == 1, "one run"
+    assert named["cuda"] == named["front_cuda"], "the front page and its details must be of one run"
     assert tool.main(["--check"]) == 0, "run tools/bench_page.py"
 
 
@@ -94,16 +96,39 @@ def test_table_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     entry = {"title": "add f32", "device": "cuda", "floor": "y.copy_(x)", "floor_ms": 0.25, "ours_ms": 0.26}
     entry |= {"gigabytes_per_second": 4100.2, "ratio": 1.04, "target": 1.05, "met": True, "peers": []}
     facts = {"device": "a card", "cuda": "13.0", "arithmetic": "double", "elements": 2**27}
-    monkeypatch.setattr(tool, "CUDA_ROWS", [SimpleNamespace(name="add"), SimpleNamespace(name="table")])
+    monkeypatch.setattr(
+        tool,
+        "CUDA_ROWS",
+        [SimpleNamespace(name=name, host=name == "cuda_host_add") for name in ("add", "table", "cuda_host_add")],
+    )
     entry["name"], other = "add", {"name": "table", "device": "cpu"}
-    machine = {"torch": "2.13.0", "date": "2026-11-25T18:06:09+00:00"}
+    machine = {"torch": "2.13.0", "commit": "abc", "date": "2026-11-25T18:06:09+00:00"}
     results.write_text(json.dumps({"machine": machine, "cuda": facts, "rows": [entry]}))
     assert tool.main([str(results)]) == 0 and "Nothing yet." in page.read_text()  # it lacks a row
     results.write_text(json.dumps({"machine": machine, "cuda": facts, "rows": [entry, other]}))
     assert tool.main([str(results)]) == 0
     text = page.read_text()
     assert "cuda new.json -->\na card, CUDA 13.0, torch 2.13.0, arithmetic double, tensors of 134217728 " in text
+    assert "commit abc, 2026-11-25, wall time:" in text
     assert "| add f32 | 0.260 (4100 GB/s) | 0.250 `y.copy_(x)` | 1.04 | <= 1.05, met |  |" in text
+    entry["wall_ms"] = {"ours": 0.3}
+    host = {**entry, "name": "cuda_host_add", "title": "host"}
+    assert not tool.has_all("cuda_host", {"rows": [entry]}) and tool.has_all("cuda_host", {"rows": [host]})
+    found = {"machine": machine, "cuda": facts, "rows": [entry, host]}
+    assert "2026-11-25, device time:" in tool.table("cuda", found) and "wall 0.300" in tool.table("cuda", found)
+    assert "host" in tool.table("cuda_host", found) and "add f32" not in tool.table("cuda_host", found)
+
+
+def test_front_page_names_the_missed_targets_of_a_gpu() -> None:
+    def row(name: str, ratio: float, met: bool | None, compiled: float) -> dict[str, object]:
+        peers = [{"name": "eager", "ratio": 1.5}, {"name": "torch.compile", "ratio": compiled}]
+        return {"name": name, "ours_ms": 0.2, "ratio": ratio, "target": 1.25, "met": met, "peers": peers}
+
+    names = [f"{name}_{dtype}" for name in tool.FRONT_CUDA for dtype in ("f32", "bf16")]
+    found = {"rows": [row(names[0], 1.0, True, 2.0), *(row(name, 2.0, False, 0.5) for name in names[1:])]}
+    lines = tool.table("front_cuda", found).splitlines()[2:]
+    assert len(lines) == len(names) and lines[0].endswith("| float32 | 0.200 ms | 1.00 | 1.50 | 2.00 |")
+    assert lines[1].endswith("| bfloat16 | 0.200 ms | 0.50, target 0.80 MISSED | 1.50 | 0.50, MISSED |")
 
 
 def test_front_page_reports_ties() -> None:

@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "integrations.md"
 LIBRARIES = ("transformers", "diffusers")
 
@@ -38,6 +36,5 @@ def run(library: str | None, capsys: Any) -> int:
     return len(blocks(library))
 
 
-@pytest.mark.feature("integrations.swap (plain modules)")
 def test_blocks_without_a_library(capsys: Any) -> None:
     assert run(None, capsys) == 2

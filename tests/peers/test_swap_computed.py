@@ -20,8 +20,6 @@ import sinpe_ext as sinpe
 from benchmarks.installed import timm_sincos2d
 from sinpe_ext.integrations import swap
 
-pytestmark = pytest.mark.feature("integrations.swap (plain modules)")
-
 
 def class_of(library: str, file: str, name: str, **names: Any) -> Any:
     """A class from a library's file, without importing the library, which would need further libraries."""

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import sinpe_ext as sinpe
 
-pytestmark = pytest.mark.feature("integrations.swap (diffusers)")
 STEPS = 1000.0
 
 

@@ -25,8 +25,6 @@ from transformers_models import (
 
 import sinpe_ext as sinpe
 
-pytestmark = pytest.mark.feature("integrations.swap (transformers)")
-
 
 @pytest.fixture(params=MODELS, ids=lambda build: build.__name__)
 def case(request: Any, peer: Any) -> Case:

@@ -43,7 +43,6 @@ def want(data: Encoded) -> Tensor:
 
 @pytest.mark.sampled("values")
 @pytest.mark.bad_input(21, "compiled", "eager")
-@pytest.mark.feature("DataLoader, fork and spawn")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers(method: str, backend: str) -> None:
     """After a parallel region in the parent: a forked child inherits its locks, but not its threads."""
@@ -98,7 +97,6 @@ print("compiled" if loader.compiled("cpu") else "eager")
 
 
 @pytest.mark.bad_input(22, "compiled", "eager")
-@pytest.mark.feature("threads at the first call")
 def test_eight_threads_race_on_the_first_call(backend: str) -> None:
     """In a new process, with an existing library."""
     out, _ = run(RACE, library_environment(backend))

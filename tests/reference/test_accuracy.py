@@ -131,7 +131,6 @@ def test_integer_positions(backend: str, name: str, made: str) -> None:
         check(f"{dtype}, whole positions, {backend}", found, limit)
 
 
-@pytest.mark.feature("table")
 def test_every_position_below_65536(backend: str) -> None:
     """All entries of 64 channels by `encode`, which computes each row separately."""
     truth, positions = ulp.PaperTruth(64), torch.arange(2**16)
@@ -158,7 +157,6 @@ def test_double_double_reference_equals_mpmath() -> None:
         assert found.worst <= 8, found  # float64 ULP: 2**-50 relative
 
 
-@pytest.mark.feature("table")
 @pytest.mark.parametrize("made", MADE)
 def test_ends_of_int64(backend: str, made: str) -> None:
     """There the 128 bits of the frequency leave an error of 2**-66 turn."""
@@ -233,7 +231,6 @@ FRACTIONAL = {
 }
 
 
-@pytest.mark.feature("encode")
 @pytest.mark.parametrize("wide", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", FRACTIONAL)
 def test_fractional_positions(backend: str, name: str, wide: torch.dtype) -> None:

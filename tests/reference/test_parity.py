@@ -149,7 +149,6 @@ def digest_of(table: np.ndarray) -> str:
     return hashlib.sha256(table.astype("<f4", copy=False).data).hexdigest()
 
 
-@pytest.mark.feature("table")
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_published_sha256(backend: str, threads: int) -> None:
     """Per instruction set: test_invariance.py; with the C interface: tests/cpp/test_sha256.cpp."""
