@@ -22,7 +22,6 @@ from .runtime.parallel import is_dtensor
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Placement
-    from typing_extensions import Never
 
 __all__ = ["add", "add_", "embed", "encode", "table"]
 
@@ -46,7 +45,6 @@ def table(
     extra_tokens: int = 0,
     device_mesh: DeviceMesh | None = None,
     placements: Sequence[Placement] | None = None,
-    **unknown: Never,
 ) -> torch.Tensor:
     """Returns the encodings of `length` consecutive positions, the first of which is encoding.start + start.
 
@@ -82,8 +80,6 @@ def table(
     Source:
         Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
-    if unknown:
-        checks.refuse_unknown(table, unknown)
     if _is_compiling():
         encoding = in_graph.constant(encoding)
     given = length, encoding, start, dtype, device, out, flatten, extra_tokens, dim
@@ -104,7 +100,6 @@ def encode(
     dim: int | None = None,
     dtype: torch.dtype = torch.float32,
     allow_16bit: bool = False,
-    **unknown: Never,
 ) -> torch.Tensor:
     """Returns the encodings of the given positions, which may be integers or fractional.
 
@@ -133,8 +128,6 @@ def encode(
     Gradient:
         for float positions, of any order.
     """
-    if unknown:
-        checks.refuse_unknown(encode, unknown)
     result = plain.try_encode(positions, encoding, dtype) if dim is None else None
     if result is not None:
         return result
@@ -165,7 +158,6 @@ def add(
     grid_shape: Sequence[int] | None = None,
     extra_tokens: int = 0,
     out: torch.Tensor | None = None,
-    **unknown: Never,
 ) -> torch.Tensor:
     """Returns dropout(scale * x + alpha * PE), in one pass over x, storing neither the encoding nor the mask.
 
@@ -220,8 +212,6 @@ def add(
     Source:
         dropout, Srivastava et al. 2014; Philox, Salmon et al. 2011.
     """
-    if unknown:
-        checks.refuse_unknown(add, unknown)
     given = (x, encoding, positions, start, scale, alpha, padding_mask,
              seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens)  # fmt: skip
     result = plain.try_add(given, out)
@@ -255,7 +245,6 @@ def add_(
     channel_dim: int = -1,
     grid_shape: Sequence[int] | None = None,
     extra_tokens: int = 0,
-    **unknown: Never,
 ) -> torch.Tensor:
     """In-place version of `add`: writes the result into x and returns x.
 
@@ -269,8 +258,6 @@ def add_(
         as `add`; RuntimeError for an x whose elements overlap in memory (as after expand), for another argument that
         overlaps x, and for an x that is a leaf tensor and requires grad.
     """
-    if unknown:
-        checks.refuse_unknown(add_, unknown)
     given = (x, encoding, positions, start, scale, alpha, padding_mask,
              seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens)  # fmt: skip
     result = plain.try_add(given, x)
@@ -298,7 +285,6 @@ def embed(
     sparse: bool = False,
     encode_padding: bool = True,
     seq_dim: int = -1,
-    **unknown: Never,
 ) -> torch.Tensor:
     """Returns dropout(scale * weight[ids] + alpha * PE): embedding lookup, encoding and dropout in one pass.
 
@@ -330,8 +316,6 @@ def embed(
     Gradient:
         for weight, alpha and float positions, of any order (with sparse=True of first order).
     """
-    if unknown:
-        checks.refuse_unknown(embed, unknown)
     given = (ids, weight, encoding, positions, start, scale, alpha, dropout, seed,
              padding_idx, padding_mask, sparse, encode_padding, seq_dim)  # fmt: skip
     result = plain.try_embed(given)

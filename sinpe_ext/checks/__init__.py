@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import inspect
 import numbers
 import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +13,7 @@ from ..encodings import in_graph
 from ..encodings.catalogue import convention
 from ..encodings.catalogue import is_grid as grid_name
 from ..encodings.columns import columns
-from ..encodings.encoding import Encoding, field_called, needs_nothing
+from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..encodings.values import (
     MAX_DIM,
@@ -57,67 +54,10 @@ _encoding_of_dim = lru_cache(maxsize=64)(Encoding)
 _convention: Callable[[str, int], Any] = lru_cache(maxsize=64)(convention)
 
 
-# An argument of the functions and layers -> names that users write instead. For the fields of Encoding see encoding.py.
-_SYNONYMS = {
-    "start": ("offset", "first", "start_pos", "past_length", "past_key_values_length", "cache_length", "start_index"),
-    "positions": ("position_ids", "position", "pos", "timesteps", "position_indices"),
-    "padding_mask": ("mask", "key_padding_mask", "src_key_padding_mask", "pad_mask"),
-    "dropout": ("p", "dropout_p", "dropout_rate", "dropout_prob", "drop_rate", "drop", "rate"),
-    "scale": ("embed_scale", "scale_factor", "x_scale", "input_scale"),
-    "seed": ("generator", "rng", "random_seed"),
-    "encoding": ("convention", "kind", "mode", "type"),
-    "grid_shape": ("grid_size", "hw", "image_size", "spatial_shape"),
-}
-_ADVICE = {  # advice; it is given only if the function has the argument before the "="
-    "attention_mask": "padding_mask=attention_mask == 0",
-    "attn_mask": "padding_mask=attn_mask == 0",
-    "training": "dropout=p if training else 0.0",
-    "inplace": "out=x, or add_",
-    "batch_first": "seq_dim=0 for x of shape (sequence, batch, channels)",
-}
 NO_SCRIPT = (
     "torch.jit.script cannot read sinpe_ext's functions and layers, whose arguments are keywords with defaults; use "
     "torch.jit.trace, torch.compile or torch.export"
 )
-_WIDTHS = ("dim", "d_model", "embed_dim", "embedding_dim", "hidden_size", "channels", "num_channels", "d")
-
-
-@constant_in_graph
-def refuse_unknown(function: Any, unknown: Mapping[str, Any]) -> None:
-    """Raises TypeError for keyword arguments that a function or the class of a layer does not have, with a
-    suggestion."""
-    for name in unknown:
-        raise TypeError(_unknown_argument(function, name))
-
-
-def _unknown_argument(function: Any, name: str) -> str:
-    """The error message for an unknown keyword argument."""
-    known = [key for key in inspect.signature(function).parameters if key not in ("self", "unnamed", "unknown")]
-    expected = f"{name}: expected an argument of {function.__qualname__.removesuffix('.__init__')}, got a name it lacks"
-    fields = [field.name for field in dataclasses.fields(Encoding)]
-    for meant, others in _SYNONYMS.items():
-        if name in others and meant in known:
-            return f"{expected}; use {meant}=..."
-    if name in ("start", *_SYNONYMS["start"]) and "positions" in known:
-        return f"{expected}; positions are final, pass positions + {name}"
-    if name == "training" and function.__name__ == "forward":
-        return f"{expected}; call train() or eval() of the layer"
-    meant = _ADVICE.get(name, "") or needs_nothing(name)
-    argument = meant.partition("=")[0]
-    if meant and ("=" not in meant or argument in known):
-        return f"{expected}; use {meant}"
-    field = name if name in fields else field_called(name)
-    if function.__name__ == "forward" and (field or name in _WIDTHS):
-        return f"{expected}; it is a property of the layer, whose constructor takes encoding=Encoding(dim, ...)"
-    if name in _WIDTHS:
-        width = next((key for key in known if key in _WIDTHS), None)
-        advice = f"{width}, the first argument" if width == known[0] else "Encoding(dim), or convention(name, dim)"
-        return f"{expected}; use {f'{width}=...' if width and width != known[0] else advice}"
-    if field:
-        return f"{expected}; use encoding=Encoding(dim, {field}=...) or convention(name, dim, {field}=...)"
-    close = difflib.get_close_matches(name, known, n=1)
-    advice = f"did you mean {close[0]}?" if close else f"the arguments are {', '.join(known)}"
-    return f"{expected}; {advice}"
 
 
 def length(value: Any, name: str = "length") -> int:

@@ -257,18 +257,6 @@ def unknown_field(name: str, known: Iterable[str]) -> str:
     return f"{name}: expected a field of Encoding, got a name it lacks; {advice}"
 
 
-def needs_nothing(name: str) -> str:
-    """The hint for an argument of other libraries that is not needed here, such as max_len; "" for any other name."""
-    hint = _HINTS.get(name, "")
-    return hint if hint.startswith("no such argument:") else ""
-
-
-def field_called(name: str) -> str:
-    """The field of Encoding that other libraries call `name`; "" if there is none."""
-    hint = _HINTS.get(name, "")
-    return next((field.name for field in dataclasses.fields(Encoding) if hint.startswith(f"{field.name}=")), "")
-
-
 def _short(value: Any) -> str:
     """The repr of a field; of a long tuple only its first items and its length."""
     if isinstance(value, tuple) and len(value) > 8:

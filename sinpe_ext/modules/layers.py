@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,6 @@ from ..encodings.values import MAX_DIM, integer
 from ..functional import add_call, embed_call
 from ..reference.tiles import accumulation
 from . import checkpoint, shared
-
-if TYPE_CHECKING:
-    from typing_extensions import Never
 
 
 class SinusoidalPositionalEncoding(nn.Module):
@@ -87,10 +84,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         require_positions: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **unknown: Never,
     ):
-        if unknown:
-            checks.refuse_unknown(type(self), unknown)
         super().__init__()
         where = shared.factory_kwargs(device, dtype)
         self.d_model = integer("d_model", d_model, 1, MAX_DIM, "pass the number of channels")
@@ -152,13 +146,12 @@ class SinusoidalPositionalEncoding(nn.Module):
     def forward(
         self,
         x: Tensor,  # [B, S, D], [S, B, D] or [S, D]
-        *unnamed: Never,
+        *,
         positions: Tensor | None = None,  # [S] or [B, S]
         start: int | Sequence[int] | Tensor = 0,  # int, [] or [B]
         padding_mask: Tensor | None = None,  # [S] or [B, S]
         seed: int | Tensor | torch.Generator | None = None,
         grid_shape: Sequence[int] | None = None,
-        **unknown: Never,
     ) -> Tensor:
         """Adds the encoding to x, with dropout in training mode.
 
@@ -176,8 +169,6 @@ class SinusoidalPositionalEncoding(nn.Module):
         Raises:
             IndexError for a position that max_len does not allow; otherwise as `add`.
         """
-        if unnamed or unknown:
-            shared.refuse_arguments(self, unnamed, unknown)
         if type(x) is not Tensor and shared.is_fx_proxy(x):
             options = {"positions": positions, "start": start, "padding_mask": padding_mask, "seed": seed}
             return shared.record_fx_call(self, x, grid_shape=grid_shape, **options)
@@ -260,10 +251,7 @@ class SinusoidalEmbedding(nn.Embedding):
         dtype: torch.dtype | None = None,
         _weight: Tensor | None = None,
         _freeze: bool = False,
-        **unknown: Never,
     ):
-        if unknown:
-            checks.refuse_unknown(type(self), unknown)
         num_embeddings = integer("num_embeddings", num_embeddings, 1, checks.INT64_MAX, "pass the vocabulary's size")
         embedding_dim = integer("embedding_dim", embedding_dim, 1, MAX_DIM, "pass the number of channels")
         if padding_idx is not None:
@@ -333,12 +321,11 @@ class SinusoidalEmbedding(nn.Embedding):
     def forward(  # type: ignore[override]
         self,
         ids: Tensor,  # [S] or [B, ..., S], or [S, B, ...]
-        *unnamed: Never,
+        *,
         positions: Tensor | None = None,  # [S] or [B, S]
         start: int | Tensor = 0,  # int, [] or [B]
         padding_mask: Tensor | None = None,  # [S] or [B, S]
         seed: int | Tensor | torch.Generator | None = None,
-        **unknown: Never,
     ) -> Tensor:  # [*ids.shape, embedding_dim]
         """Returns the embeddings of the tokens plus the encoding of their positions, with dropout in training mode.
 
@@ -354,8 +341,6 @@ class SinusoidalEmbedding(nn.Embedding):
         Raises:
             IndexError for an id outside of weight and for a position that max_len does not allow; otherwise as `embed`.
         """
-        if unnamed or unknown:
-            shared.refuse_arguments(self, unnamed, unknown)
         shared.check_unsupported(self.max_norm, self.scale_grad_by_freq)
         if type(ids) is not Tensor and shared.is_fx_proxy(ids):
             options = {"positions": positions, "start": start, "padding_mask": padding_mask, "seed": seed}

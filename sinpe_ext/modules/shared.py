@@ -40,16 +40,6 @@ def check_unsupported(max_norm: Any, scale_grad_by_freq: Any) -> None:
         )
 
 
-def refuse_arguments(layer: nn.Module, unnamed: tuple[Any, ...], unknown: dict[str, Any]) -> None:
-    """Raises TypeError for arguments that forward does not have, or has by keyword only."""
-    if unnamed:
-        raise TypeError(
-            f"{type(layer).__name__}: expected one argument by position, got {1 + len(unnamed)}; name the others. "
-            "torch.onnx.export(dynamo=False) names none: export torch.nn.Sequential(layer)"
-        )
-    checks.refuse_unknown(type(layer).forward, unknown)
-
-
 def refuse_script(layer: nn.Module) -> nn.Module:
     """`__prepare_scriptable__` of the layers, which torch.jit.script calls first: raises NotImplementedError."""
     raise NotImplementedError(checks.NO_SCRIPT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,6 @@ from ..encodings.encoding import Encoding
 from ..encodings.values import MAX_DIM, integer
 from ..functional import encode
 from . import shared
-
-if TYPE_CHECKING:
-    from typing_extensions import Never
 
 _EXACT = (torch.float32, torch.int64, torch.float64)
 # The value that 998.39 is rounded to in each 16-bit dtype, for the warning.
@@ -73,7 +70,7 @@ class TimestepEncoding(nn.Module):
         self.follows = dtype is None
         self.dtype = torch.get_default_dtype() if dtype is None else dtype
 
-    def forward(self, t: Tensor, *unnamed: Never, **unknown: Never) -> Tensor:
+    def forward(self, t: Tensor) -> Tensor:
         """Returns the encodings of the timesteps t.
 
         Args:
@@ -84,8 +81,6 @@ class TimestepEncoding(nn.Module):
         Raises:
             TypeError if t is not a tensor, or is of a bool, complex or 8-bit floating-point dtype.
         """
-        if unnamed or unknown:
-            shared.refuse_arguments(self, unnamed, unknown)
         rows = plain.try_encode(t, self.encoding, self.dtype)
         if rows is not None:
             return rows
