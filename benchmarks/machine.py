@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sinpe_ext.cli.info import processor
-from sinpe_ext.cli.timing import load, warning
+
+from .timing import load, warning
 
 ROOT = Path(__file__).resolve().parent.parent
 

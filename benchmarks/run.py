@@ -15,7 +15,6 @@ import torch
 
 import sinpe_ext
 from sinpe_ext.cli.outputs import file_to_write
-from sinpe_ext.cli.timing import drifting, first_line, interleaved, on_threads, ratio, summary
 
 from . import cuda as cuda_run
 from . import picture, sweep
@@ -30,6 +29,7 @@ from .progress import Progress
 from .report import aligned, flatness, met, missed, plural, processes, report_sizes, timed
 from .results_file import spread, write
 from .sweep import Point
+from .timing import drifting, first_line, interleaved, on_threads, ratio, summary
 from .training import TRAINING_ROWS
 
 ROWS = (*INFERENCE_ROWS, *INSTALLED_ROWS, *GRID_ROWS, *TRAINING_ROWS, *HOST_ROWS)

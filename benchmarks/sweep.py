@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 import sinpe_ext as sinpe
-from sinpe_ext.cli.timing import drifting, first_line, interleaved, on_threads, ratio, summary
 
 from . import memory
 from . import peers as peer
 from .cases import CHECK_ROWS, FILL, ROUNDING, tolerance
 from .report import plural, power
 from .results_file import spread
+from .timing import drifting, first_line, interleaved, on_threads, ratio, summary
 
 DIM = 512
 LENGTH = 2048  # largest length of a sequence; larger sizes have more sequences

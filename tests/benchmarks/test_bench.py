@@ -14,13 +14,12 @@ import torch
 from children import REPOSITORY, execute
 
 import sinpe_ext as sinpe
-from benchmarks import memory, report, results_file, run, sweep
+from benchmarks import memory, report, results_file, run, sweep, timing
 from benchmarks.__main__ import main, parser
 from benchmarks.cases import Row, Subjects
 from benchmarks.process import Skipped
 from benchmarks.progress import Progress
 from benchmarks.sweep import CASES, COMPILED, DTYPES, FLOOR, OURS, SIZES, Point
-from sinpe_ext.cli import timing
 
 MIB = 2**20
 CASE = {case.name: case for case in CASES}

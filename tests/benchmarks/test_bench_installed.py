@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import installed, run
+from benchmarks import installed, run, timing
 from benchmarks.cases import Row
 from benchmarks.installed import INSTALLED_ROWS, LIBRARIES
 from benchmarks.process import Skipped
-from sinpe_ext.cli import timing
 
 MODULES = {name: name.replace("-", "_") for name in LIBRARIES}
 SMALL = {"LONG": (50, 64), "PICTURE": (6, 6, 64), "WIDE": (2, 50, 64)}

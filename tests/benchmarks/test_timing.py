@@ -1,4 +1,4 @@
-"""`cli/timing.py`: subjects are called until their time stops falling, and one that never does is reported."""
+"""`benchmarks/timing.py`: subjects are called until their time stops falling, and one that never does is reported."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sinpe_ext.cli import timing
+from benchmarks import timing
 
 
 def timed(monkeypatch: pytest.MonkeyPatch, seconds: Iterator[float]) -> Callable[[], None]:

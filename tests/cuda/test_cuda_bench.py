@@ -14,11 +14,10 @@ import torch
 from children import REPOSITORY, execute
 
 from benchmarks import cuda as cuda_run
-from benchmarks import cuda_cases, one_row, report, run
+from benchmarks import cuda_cases, one_row, report, run, timing
 from benchmarks.cases import Row, Subjects
 from benchmarks.cuda import ROWS
 from benchmarks.cuda_cases import Place
-from sinpe_ext.cli import timing
 
 SMALL = Place(torch.device("cpu"), 2**14)
 
