@@ -36,7 +36,6 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--output", metavar="DIR", default="demo_output", help="folder for the plots (default: ./demo_output)"
     )
-    command.add_argument("--quick", action="store_true", help="fewer timing rounds, no torch.compile")
 
     command = add(commands, plot, "draw an encoding into a PNG, PDF or SVG file")
     encoding_options(command)

@@ -30,7 +30,6 @@ from benchmarks.host import HOST_ROWS  # noqa: E402
 from benchmarks.installed import INSTALLED_ROWS  # noqa: E402
 from benchmarks.report import Lines, lines_of_sizes, markdown, processes, sizes, timed  # noqa: E402
 from benchmarks.training import TRAINING_ROWS  # noqa: E402
-from sinpe_ext.cli.demo import faster  # noqa: E402
 
 PAGES = ("README.md", "benchmarks/README.md", "docs/performance.md", "docs/cuda.md")
 TABLE = re.compile(r"(<!-- begin: tools/bench_page\.py (\w+) (\S+) -->\n)(.*?)(<!-- end -->)", re.S)
@@ -56,7 +55,13 @@ FRONT_CUDA = {  # rows of README's table of a GPU, in float32 and bfloat16 -> th
     "cuda_embed_train_text": "the same with dropout, forward and backward",
 }
 PEERS = ("eager", "usual formula", "x + pe", "diffusers")  # the first of these in a row is its "eager PyTorch"
+TIE = 1.3  # the ratio of two times that still counts as a tie
 OTHERS = ("front", "front_cuda", "summary", "processes", "sizes", "cuda", "cuda_host")
+
+
+def faster(ratio: float) -> str:
+    """The verdict on a time that is `ratio` times ours; the noise of a busy machine is called a tie."""
+    return "ties" if 1 / TIE < ratio < TIE else f"{ratio:.1f} x faster" if ratio > 1 else f"{1 / ratio:.1f} x slower"
 
 
 def front(most: dict[str, dict[str, Any]]) -> Lines:

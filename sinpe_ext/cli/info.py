@@ -255,16 +255,3 @@ def obstacles() -> list[str]:
     if importlib.util.find_spec("setuptools") is None:
         found.append("pip install setuptools")
     return found
-
-
-def backend_lines() -> list[str]:
-    """Lines for the demo on which backend serves the CPU, and why."""
-    info = backend_info()
-    cpu = info.device("cpu")
-    isa = f", {info.instruction_set}" if info.instruction_set else ""
-    lines = [f"cpu: {cpu.backend} ({cpu.reason}){isa}, {info.threads} threads, torch {info.torch}"]
-    if cpu.library:
-        lines.append(f"library: {cpu.library}")
-    if cpu.backend != "compiled" and cpu.todo:
-        lines.append(f"missing for the compiled backend: {cpu.todo}")
-    return lines

@@ -149,7 +149,7 @@ def test_set(setting: str, value: object) -> None:
         (["plot", "--kind", "error", "--length", "3", "-o", "a.png"], "--length: expected it with --kind heatmap or"),
         (["plot", "--convention", "mae2d", "--dim", "16", "-o", "a.png"], "convention: expected one of one axis"),
         (["bench", "--quick"], "the benchmark is a folder of the repository; run `make bench`"),
-        (["demo", "--text", "/nowhere.txt"], "text: expected a readable file"),
+        (["demo", "--text", "/nowhere.txt"], "text: expected a readable UTF-8 file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -208,7 +208,7 @@ def test_build(
 def test_demo(tmp_path: Path) -> None:
     pytest.importorskip("mpmath")
     (tmp_path / "text.txt").write_text("It was the best of times, it was the worst of times.\n")
-    done = run("demo", "--quick", "--text", tmp_path / "text.txt", "--output", tmp_path / "pictures")
+    done = run("demo", "--text", tmp_path / "text.txt", "--output", tmp_path / "pictures")
     assert done.returncode == 0, done.stderr
     assert "14 tokens, a vocabulary of 9" in done.stdout
     million = next(line.split() for line in done.stdout.splitlines() if line.split()[:1] == ["1,000,000"])
