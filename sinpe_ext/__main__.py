@@ -1,4 +1,4 @@
-"""The command line: ``python -m sinpe_ext info | demo | plot | bench | build | export | identify``."""
+"""The command line: ``python -m sinpe_ext info | demo | plot | build | export | identify``."""
 
 from __future__ import annotations
 
@@ -40,8 +40,6 @@ def parser() -> argparse.ArgumentParser:
     command = add(commands, plot, "draw an encoding into a PNG, PDF or SVG file")
     encoding_options(command)
     plot_command.options(command)
-
-    add(commands, bench, "print where the benchmark is")
 
     command = add(commands, build, "compile the kernels now (for containers and clusters)")
     text = "device (default: the CPU, and CUDA if a device is visible or TORCH_CUDA_ARCH_LIST is set)"
@@ -127,12 +125,6 @@ def demo(options: argparse.Namespace) -> int:
         raise UsageError(error) from None
 
 
-def bench(options: argparse.Namespace) -> int:
-    raise UsageError(
-        "the benchmark is a folder of the repository; run `make bench`, or `python -m benchmarks` in a checkout"
-    )
-
-
 def build(options: argparse.Namespace) -> int:
     from .backend import loader
 
@@ -186,10 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # file names may have characters that the terminal cannot encode
             stream.reconfigure(errors="backslashreplace")
-    commands = parser()
-    options, unknown = commands.parse_known_args(arguments)
-    if unknown and options.command != "bench":  # bench accepts any arguments and says where the benchmark is
-        commands.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options = parser().parse_args(arguments)
     try:
         code = int(options.run(options))
         if sys.stdout is not None:  # None if it was closed when the process started

@@ -17,7 +17,7 @@ from sinpe_ext import __main__ as cli
 from sinpe_ext._version import __version__
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-COMMANDS = ("info", "demo", "plot", "bench", "build", "export", "identify")
+COMMANDS = ("info", "demo", "plot", "build", "export", "identify")
 
 
 def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -148,7 +148,6 @@ def test_set(setting: str, value: object) -> None:
         (["plot", "--kind", "error", "--cmap", "viridis", "-o", "a.png"], "--cmap: expected it with --kind heatmap"),
         (["plot", "--kind", "error", "--length", "3", "-o", "a.png"], "--length: expected it with --kind heatmap or"),
         (["plot", "--convention", "mae2d", "--dim", "16", "-o", "a.png"], "convention: expected one of one axis"),
-        (["bench", "--quick"], "the benchmark is a folder of the repository; run `make bench`"),
         (["demo", "--text", "/nowhere.txt"], "text: expected a readable UTF-8 file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -26,7 +26,7 @@ ELSEWHERE = {
 }
 ON_RANKS = "runs on every rank in the tests"  # tests/support/distributed_models.py
 # Commands that take minutes: only their options are parsed; test_cli.py and test_build.py run them.
-LONG = ("demo", "bench", "build")
+LONG = ("demo", "build")
 LANGUAGES = {"", "python", "sh", "console", "text", "cpp", "cmake", "toml", "yaml", "json"}
 
 
