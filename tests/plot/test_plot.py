@@ -145,7 +145,7 @@ def test_needs_no_torch() -> None:
     script = (
         "import sys, matplotlib; matplotlib.use('Agg')\n"
         "from sinpe_ext import plot\n"
-        "from sinpe_ext.encoding import Encoding\n"
+        "from sinpe_ext.encodings.encoding import Encoding\n"
         "plot.heatmap(Encoding(8), length=9)\n"
         "print('torch' in sys.modules)\n"
     )
