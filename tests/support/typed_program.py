@@ -124,7 +124,7 @@ if TYPE_CHECKING:
     sinpe.tabel(4, 8)  # error: [attr-defined]
     sinpe.table("4", 8)  # error: [arg-type]
     sinpe.table(4, 8).tabel()  # error: [attr-defined]
-    sinpe.add(torch.zeros(1, 2, 8), sacle=2.0)  # error: [arg-type]
+    sinpe.add(torch.zeros(1, 2, 8), sacle=2.0)  # error: [call-arg]
     sinpe.positions.pakced(torch.arange(3))  # error: [attr-defined]
     SinusoidalPositionalEncoding("8")  # error: [arg-type]
     sinpe.convention("paper", "8")  # error: [call-overload]
