@@ -31,7 +31,7 @@ build() {
   SINPE_EXT_BUILD=cuda "$PYTHON" -m pip install --no-build-isolation --no-deps --no-index -e . ||
     echo "installing in place failed (above); compiling on first use instead"
   "$PYTHON" -m sinpe_ext info && nvidia-smi
-  "$PYTHON" -c 'from sinpe_ext.backend import loader; loader.compiled("cuda")'
+  "$PYTHON" -m sinpe_ext build --device cuda # fails if there are no kernels
 }
 
 # Each kernel a few times without a sanitizer, and how many of them are ours: a sanitizer that saw none would pass, too.
@@ -76,14 +76,16 @@ suite() { run_tests tests; }
 # All files at once. An illegal access makes the device unusable for the rest of its process, so a file with a failed
 # test runs again alone, and that result counts.
 run_tests() {
-  local file status=0 log=$LOGS/pytest.out
+  local file files status=0 log=$LOGS/pytest.out
   pytest -n 8 "$@" 2>&1 | tee "$log"
   case ${PIPESTATUS[0]} in
     0) return 0 ;;
     1) ;;
     *) return 1 ;; # not a failed test: wrong usage, an error of pytest, no test selected
   esac
-  for file in $(sed -n 's/^\(FAILED\|ERROR\) \([^: ]*\.py\).*/\2/p' "$log" | sort -u); do
+  files=$(sed -n 's/^\(FAILED\|ERROR\) \([^: ]*\.py\).*/\2/p' "$log" | sort -u)
+  [ -n "$files" ] || return 1
+  for file in $files; do
     echo "== again, alone: $file"
     pytest "$file" || status=1
   done
