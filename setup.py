@@ -197,8 +197,9 @@ def torch_build_ext() -> type[build_ext]:
 
 
 MODE = build_mode()
-METADATA = (["egg_info"], ["dist_info"])  # commands that build nothing: looking for torch would take a second each
-EXTENSIONS = [] if sys.argv[1:2] in METADATA else planned_extensions(MODE)
+# pip's commands that build nothing, one at a time: looking for torch would take a second in each.
+METADATA_ONLY = sys.argv[1:2] in (["egg_info"], ["dist_info"]) and not {"bdist_wheel", "build_ext"} & set(sys.argv)
+EXTENSIONS = [] if METADATA_ONLY else planned_extensions(MODE)
 COMPILER = manifest.pop("compiler", None)
 NVCC, ARCHITECTURES = manifest.pop("nvcc", (None, ()))
 

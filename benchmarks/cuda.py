@@ -5,6 +5,7 @@ A small call is bound by its launch on the CPU, which its floor includes too.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -70,39 +71,44 @@ def describe(facts: dict[str, Any]) -> str:
 
 # --------------------------------------------------------------------------------------------------------- device time
 
-REPLAY_SECONDS = 2e-3  # a graph holds so many calls that its replay takes about as long
-MOST_CALLS = 50
-CYCLES_PER_SECOND = 2e9  # of torch.cuda._sleep, at most
+WORK_SECONDS = 2e-3  # of the device, for which a sample's calls are queued
+MOST_CALLS = 50  # the queue of a device holds about a thousand kernels
+CYCLES = 10**6  # of torch.cuda._sleep, to find how long one takes
 
 
 @dataclass(frozen=True)
 class Work:
-    """Some calls of a subject for the device; `queued_in`: seconds that the host needs to queue them, 0 for a graph."""
+    """Some calls of a subject, and the cycles that the device waits for, while the host queues the calls."""
 
     run: Callable[[], object]
-    calls: int = 1
-    queued_in: float = 0.0
+    calls: int
+    waits: int
 
     def seconds(self) -> float:
-        """The device's time for one call: between two events, of which the first comes when all is queued."""
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        """The device's time for one call: between two events, of which the first comes when all calls are queued."""
         torch.cuda.synchronize()
-        if self.queued_in:
-            torch.cuda._sleep(int(1.5 * self.queued_in * CYCLES_PER_SECOND))  # type: ignore[no-untyped-call]
-        begin.record()  # type: ignore[no-untyped-call]
-        self.run()
-        end.record()  # type: ignore[no-untyped-call]
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3 / self.calls
+        torch.cuda._sleep(self.waits)  # type: ignore[no-untyped-call]
+        return elapsed(self.run) / self.calls
+
+
+def elapsed(run: Callable[[], object]) -> float:
+    """Seconds of the device between the events before and after `run`."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()  # type: ignore[no-untyped-call]
+    run()
+    end.record()  # type: ignore[no-untyped-call]
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
 
 
 def device_samples(subjects: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     """Name -> seconds of the device per call, one entry per round, interleaved as in `timing.interleaved`.
 
-    The device replays a graph of several calls, so that the host's time is not part of it. Calls that cannot be
-    captured are queued behind a kernel that waits. The subjects have been warmed up.
+    The calls wait in the device's queue behind a kernel that sleeps until the host has queued all of them, so that the
+    host's time is not part of it. The subjects have been warmed up.
     """
-    works = {name: work_of(call) for name, call in subjects.items()}
+    cycle = elapsed(lambda: torch.cuda._sleep(CYCLES)) / CYCLES  # type: ignore[no-untyped-call]
+    works = {name: work_of(call, cycle) for name, call in subjects.items()}
     samples: dict[str, list[float]] = {name: [] for name in subjects}
     for _ in range(rounds):
         for name, work in works.items():
@@ -110,31 +116,17 @@ def device_samples(subjects: Mapping[str, Callable[[], object]], rounds: int) ->
     return samples
 
 
-def work_of(call: Callable[[], object]) -> Work:
-    """A graph of several calls, or the calls themselves."""
-    seconds = max(Work(call).seconds(), 1e-6)  # of a small call, those of the host
-    calls = max(1, min(MOST_CALLS, round(REPLAY_SECONDS / seconds)))
+def work_of(call: Callable[[], object], cycle: float) -> Work:
+    """As many calls as the device needs WORK_SECONDS for; `cycle`: seconds of a cycle of torch.cuda._sleep."""
+    torch.cuda.synchronize()
+    calls = max(1, min(MOST_CALLS, round(WORK_SECONDS / max(elapsed(call), 1e-6))))
 
     def several() -> None:
         for _ in range(calls):
             call()
 
-    try:
-        return Work(captured(several), calls)
-    except RuntimeError:  # it synchronizes, or copies from the host's memory
-        torch.cuda.synchronize()
-        return Work(several, calls, queued_in=calls * seconds)
-
-
-def captured(run: Callable[[], object]) -> Callable[[], object]:
-    """The replay of a CUDA graph of what `run` does."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # what a first call on another stream sets up is not part of the graph
-        run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    return graph.replay
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    several()
+    queued = time.perf_counter() - begin
+    return Work(several, calls, int(2 * queued / cycle))

@@ -16,7 +16,7 @@ def spread(samples: list[float]) -> float:
     if len(samples) < 2:
         return 0.0
     first, middle, third = quantiles(samples, n=4, method="inclusive")
-    return round((third - first) / middle, 4)
+    return round((third - first) / middle, 4) if middle else 0.0
 
 
 def shortened(value: Any) -> Any:

@@ -146,12 +146,16 @@ def _output(command: Sequence[str]) -> str:
 
 
 def device_capabilities() -> list[tuple[int, int]]:
-    """The compute capabilities of the visible CUDA devices. Initializes CUDA only if there is a device."""
+    """The compute capabilities of the visible CUDA devices; none if a device cannot be used. Initializes CUDA only if
+    there is a device."""
     import torch
 
     if not torch.cuda.is_available():
         return []
-    return [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
+    try:
+        return [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
+    except RuntimeError:  # such as a device in a state of error: no reason to end an installation
+        return []
 
 
 def cuda_architectures(

@@ -121,8 +121,8 @@ class use_backend:
     def __enter__(self) -> use_backend:
         if not self._is_set:
             self._before.append(_setting)
-            _set(self.name)
         self._is_set = False
+        _set(self.name)  # again: the backend may have been set since the call
         return self
 
     def __exit__(

@@ -154,6 +154,14 @@ def test_torch_compile_traces_use_backend(auto):
     assert loader.setting() == "auto"
 
 
+def test_block_has_its_backend_whatever_was_set_since_the_call(auto):
+    kept = use_backend("eager")
+    use_backend("auto")
+    with kept:
+        assert loader.setting() == "eager"
+    assert loader.setting() == "auto"
+
+
 def test_error_in_a_block_restores_the_setting(auto):
     with pytest.raises(KeyboardInterrupt), use_backend("eager"):
         assert loader.setting() == "eager"

@@ -86,6 +86,16 @@ def test_test_that_fails_only_beside_others_passes(folder: Path) -> None:
     assert done.returncode == 0 and "== again, alone: tests/cuda/test_cuda_runtime.py" in logs(folder)["tests"]
 
 
+def test_profile_of_no_kernel_fails(folder: Path) -> None:
+    (folder / "bin" / "ncu").write_text("#!/bin/sh\necho '==WARNING== No kernels were profiled.'\n")
+    assert gpu_check(folder, "profile").returncode == 1
+
+
+def test_failure_without_a_named_test_fails(folder: Path) -> None:
+    (folder / "bin" / "python").write_text('#!/bin/sh\ncase "$*" in *pytest*) echo crashed; exit 1 ;; esac\n')
+    assert gpu_check(folder, "tests").returncode == 1
+
+
 def test_more_steps(folder: Path) -> None:
     done = gpu_check(folder, "more")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -38,7 +37,7 @@ def test_row_is_checked_before_it_is_timed(row: Row) -> None:
 
 
 class Event:
-    """torch.cuda.Event, of a device that works through its queue in 1 ms a call, or in 2 ms a capture's."""
+    """torch.cuda.Event, of a device whose queue is `now` seconds long."""
 
     def __init__(self, enable_timing: bool) -> None:
         assert enable_timing
@@ -50,53 +49,32 @@ class Event:
         pass
 
     def elapsed_time(self, end: Event) -> float:
-        return end.at - self.at
+        return 1e3 * (end.at - self.at)
 
     now = 0.0
 
 
-class Graph:
-    """torch.cuda.CUDAGraph, as its own context manager, which cannot hold calls that synchronize."""
-
-    def __init__(self) -> None:
-        self.before = Event.now
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        self.held, Event.now = 2 * (Event.now - self.before), self.before
-        if self.held > 100:
-            raise RuntimeError("operation not permitted when stream is capturing")
-
-    def replay(self) -> None:
-        Event.now += self.held
-
-
 def test_device_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph's replay of calls that can be captured, and queued calls of those that cannot."""
-    slept: list[int] = []
-    for name, value in {
-        "Event": Event,
-        "CUDAGraph": Graph,
-        "graph": lambda graph: graph,
-        "Stream": lambda: SimpleNamespace(wait_stream=lambda other: None),
-        "current_stream": lambda: SimpleNamespace(wait_stream=lambda other: None),
-        "stream": lambda stream: contextlib.nullcontext(),
-        "synchronize": lambda: None,
-        "_sleep": slept.append,
-    }.items():
+    """Seconds per call of the device alone: it sleeps while the host, which takes longer, queues the calls."""
+    slept: list[float] = []
+
+    def sleep(cycles: int) -> None:
+        slept.append(cycles * 1e-9)
+        Event.now += slept[-1]
+
+    for name, value in {"Event": Event, "synchronize": lambda: None, "_sleep": sleep}.items():
         monkeypatch.setattr(torch.cuda, name, value)
 
-    def works(milliseconds: float) -> Callable[[], None]:
+    def works(seconds: float) -> Callable[[], None]:
         def call() -> None:
-            Event.now += milliseconds
+            Event.now += seconds
+            time.sleep(1e-4)
 
         return call
 
-    got = cuda_run.device_samples({"ours": works(1.0), "peer:slow": works(70.0)}, rounds=3)
-    assert got == {"ours": [pytest.approx(2e-3)] * 3, "peer:slow": [pytest.approx(70e-3)] * 3}
-    assert len(slept) == 3 and slept[0] == int(1.5 * 70e-3 * cuda_run.CYCLES_PER_SECOND)
+    got = cuda_run.device_samples({"ours": works(1e-4), "peer:slow": works(7e-3)}, rounds=3)
+    assert got == {"ours": [pytest.approx(1e-4)] * 3, "peer:slow": [pytest.approx(7e-3)] * 3}
+    assert len(slept) == 7 and slept[1] >= 2 * 20 * 1e-4 and slept[2] >= 2e-4  # 20 calls and one are queued
 
 
 @pytest.mark.parametrize(
