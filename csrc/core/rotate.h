@@ -47,6 +47,16 @@ SINPE_HD V fast_phase(V p, V turns_hi, V turns_lo, bits_t<V>* quarter) {
   return fma(shifted - kRoundShift, -0.25, h) + e;
 }
 
+// The same without turns_lo and the rounding error of the product.
+//   Types: V   Max error: |p*f| * 2^-52   Valid range: as fast_phase
+template <class V>
+SINPE_HD V short_phase(V p, V turns_hi, bits_t<V>* quarter) {
+  const V h = p * turns_hi;
+  const V shifted = fma(h, 4.0, kRoundShift);
+  *quarter = bit_cast<bits_t<V>>(shifted);
+  return fma(shifted - kRoundShift, -0.25, h);
+}
+
 // The same with the low part of the rest, for float64 results.
 //   Types: DD<V>   Max error: |p*f| * 2^-104 absolute, 2^-104 relative   Valid range: as fast_phase, and a rest no smaller
 //   than |p*f| * 2^-48 (below, the parts may overlap and the integer phase must be used)

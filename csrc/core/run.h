@@ -23,6 +23,7 @@ struct FastRange {
   uint32_t limit;          // limit of positions of 2^-30 or more, relative to the high word of 2^-30
   uint32_t integer_limit;  // limit of integer positions (0, or 1 and more), relative to 0
   int32_t square_offset;   // offset of the lower limit of the square of a rest, see is_lost
+  float range_error;       // error bound of a RangeRun's samples, relative to the position
   static constexpr uint32_t kFirst = 993u << 20;
 
   FastRange() = default;
@@ -32,6 +33,7 @@ struct FastRange {
     const int exponent = turns > -9 ? 44 - turns : 53;
     limit = exponent > -30 ? static_cast<uint32_t>(exponent + 30) << 20 : 0;
     integer_limit = limit == 0 ? 1 : kFirst + limit;
+    range_error = static_cast<float>(plan.max_turns * magnitude(plan.amplitude) * 0x1p-49);  // 2*pi * 2^-52 and a margin
     // Frequencies below 2^-60 have no fast phase.
     square_offset = ((turns < -400 ? -800 : 2 * turns) - 1115) * (1 << 20);
   }
@@ -165,6 +167,83 @@ struct Run<InFull, kConsecutive> {
     Sample<double> v;
     undecided->add(!accurate_sincos(p.d, hi, lo, amplitude.whole, &v.s, &v.c));
     return v;
+  }
+};
+
+// Two floats between which a float32 sample lies; either may be the sample. Rounding is monotone, so if both have the same
+// 16-bit result, the sample has it, too. For 16-bit results, this replaces the test of the rounding to float32, and values
+// need only the accuracy of a float.
+struct SampleRange {
+  Sample<float> low, high;
+};
+
+// The range of a value with the approximation v and the error bound |v| * relative + absolute. Because rounding is monotone, it
+// suffices that the sums include the exact value before they are rounded.
+SINPE_HD void find_range(float v, float relative, float absolute, float* low, float* high) {
+  const float error = fma(magnitude(v), relative, absolute);
+  *low = v - error;
+  *high = v + error;
+}
+
+// As Run, with ranges instead of samples. row_error() is the absolute error of the samples of a row, an argument of at().
+template <class Arithmetic, bool kConsecutive>
+struct RangeRun;
+
+// Rotated in double from the first row.
+template <>
+struct RangeRun<InDouble, true> {
+  static constexpr bool kCallerChecksRange = false, kScales = false;
+  Run<InDouble, true> run;
+  float sine_error, cosine_error;
+
+  SINPE_HD bool begin(const Plan& plan, int64_t osc, Position first, int32_t rows, const FastRange& fast_range) {
+    const bool good = run.begin(plan, osc, first, rows, fast_range);
+    // The bounds exceed the errors by more than the rounding of this conversion.
+    sine_error = static_cast<float>(run.bound);
+    cosine_error = static_cast<float>(run.ahead_bound);
+    return good;
+  }
+  SINPE_HD static float row_error(const FastRange&, Position) { return 0.0f; }
+  SINPE_HD SampleRange at(Position, const Amplitude&, float) {
+    constexpr float kRelative = 0x1.1p-24f;  // the rounding to float, 2^-24, and a margin
+    SampleRange v;
+    find_range(static_cast<float>(run.value), kRelative, sine_error, &v.low.s, &v.high.s);
+    find_range(static_cast<float>(run.ahead), kRelative, cosine_error, &v.low.c, &v.high.c);
+    rotate(run.step_cos, run.step_sin, &run.value, &run.ahead);
+    return v;
+  }
+};
+
+// Each position reduced in double, and the sine and cosine of the rest in float.
+template <>
+struct RangeRun<InDouble, false> {
+  static constexpr bool kCallerChecksRange = true, kScales = true;
+  double turns;
+
+  SINPE_HD bool begin(const Plan& plan, int64_t osc, Position, int32_t, const FastRange& fast_range) {
+    turns = plan.turns_hi[osc];
+    // Then the error of a row is not a subnormal float.
+    const double size = magnitude(plan.amplitude);
+    return fast_range.contains(1.0) && plan.max_turns * size >= 0x1p-40 && size < 0x1p60;
+  }
+  // The error of the reduction, |p*f| * 2^-52 turns (short_phase). 0 for position 0, of which the sine is exact.
+  SINPE_HD static float row_error(const FastRange& fast_range, Position p) {
+    return magnitude(static_cast<float>(p.d)) * fast_range.range_error;
+  }
+  SINPE_HD SampleRange at(Position p, const Amplitude& amplitude, float error) const {
+    // In units of u = 2^-24: y has 1, its rounding; the sine of y, 1.1 for its last rounding and the polynomial, and 0.4 for
+    // those of the product (an eighth of the sine). The cosine has 0.56 for y, 0.5 for z, 0.5 for the last rounding, relative
+    // to 0.7: 2.3. Scaling adds 2. Together 4.5.
+    constexpr float kRelative = 0x1.4p-22f;  // 5u
+    bits_t<double> quarter;
+    const double t = short_phase(p.d, turns, &quarter);
+    Sample<float> v;
+    sincos_float(static_cast<float>(t * SINPE_TWO_PI), &v.s, &v.c);
+    apply_quarter(low_half(quarter), &v.s, &v.c);
+    SampleRange range;
+    find_range(v.s * amplitude.parts.hi, kRelative, error, &range.low.s, &range.high.s);
+    find_range(v.c * amplitude.parts.hi, kRelative, error, &range.low.c, &range.high.c);
+    return range;
   }
 };
 

@@ -150,11 +150,10 @@ SINPE_HD void sincos_dd(DD t, DD* s, DD* c) {
 template <class V>
 SINPE_HD void apply_quarter(bits_t<V> quarter, V* s, V* c) {
   using B = bits_t<V>;
-  constexpr int kToSign = Bits<V>::kSign - 1;
-  const B sign = B{} + Bits<V>::kSignBit;
+  const B sign = quarter << (Bits<V>::kSign - 1) & (B{} + Bits<V>::kSignBit);  // of both in quarters 2 and 3
   const V old = *s;
-  *s = bit_cast<V>(bit_cast<B>(where_odd(quarter, *c, old)) ^ (quarter << kToSign & sign));
-  *c = bit_cast<V>(bit_cast<B>(where_odd(quarter, old, *c)) ^ ((quarter + 1) << kToSign & sign));
+  *s = bit_cast<V>(bit_cast<B>(where_odd(quarter, *c, old)) ^ sign);
+  *c = bit_cast<V>(bit_cast<B>(where_odd(quarter, -old, *c)) ^ sign);
 }
 SINPE_HD void apply_quarter(uint64_t quarter, DD* s, DD* c) {
   apply_quarter(quarter, &s->hi, &c->hi);

@@ -279,4 +279,12 @@ SINPE_HD V magnitude(V x) {
 #endif
 }
 
+SINPE_HD float magnitude(float x) {
+#if defined(__CUDA_ARCH__)
+  return ::fabsf(x);
+#else
+  return bit_cast<float>(bit_cast<uint32_t>(x) & 0x7fffffff);
+#endif
+}
+
 }  // namespace sinpe

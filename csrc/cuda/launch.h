@@ -33,6 +33,15 @@ bool in_double();
 // Records why a launch failed.
 sinpe_status launch_failed(const char* why);
 
+// Returns *n and increments it; the threads of a block may do so at the same time.
+SINPE_HD uint32_t take_one(uint32_t* n) {
+#if defined(__CUDA_ARCH__)
+  return atomicAdd(n, 1u);
+#else
+  return (*n)++;
+#endif
+}
+
 #if defined(__CUDACC__)
 
 template <class Body, int kPhase>

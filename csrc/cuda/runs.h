@@ -1,7 +1,7 @@
 // The kernel of table and encode, and of add if no two rows of x share a row of the encoding: a thread computes 16
-// bytes of each row of a run, with the state of its oscillators in registers. Threads share nothing. A row with an
-// undecided rounding is not written at first; resolve_rows() computes it after the run, channel by channel. So x and
-// the result may be the same memory. Invalid plans, and positions that are not finite, give NaN.
+// bytes of each row of a run, with the state of its oscillators in registers. If a rounding is undecided, these bytes
+// are not written (so x and the result may be the same memory), but added to the block's list, and all threads of the
+// block compute the values of the list after a barrier. Invalid plans, and positions that are not finite, give NaN.
 #pragma once
 
 #include "core/dtype.h"
@@ -12,7 +12,7 @@
 namespace sinpe {
 namespace cuda {
 
-constexpr int kMaxRunRows = 32;  // per run: a bit for each row with an undecided rounding
+constexpr int kRunRowBits = 5, kMaxRunRows = 1 << kRunRowBits;  // per run: a bit for each row with an undecided rounding
 
 // Kind of the positions of a call.
 enum class PositionKind { kConsecutive, kInteger, kFloat };
@@ -22,21 +22,25 @@ struct Runs {
   static constexpr bool kConsecutive = kKind == PositionKind::kConsecutive;
   using Real = typename Arithmetic::Real;
   static_assert(std::is_same<Real, accumulate_t<T>>::value, "an arithmetic of T's accumulation type");
-  static constexpr int kPhases = 1, kThreads = cuda::kThreads;
+  static constexpr int kPhases = 3, kThreads = cuda::kThreads;
+  // Whether samples are ranges (core/run.h). Not if they are added to x: that would leave many small sums undecided.
+  static constexpr bool kRange = sizeof(T) == 2 && !kAdds && std::is_same<Arithmetic, InDouble>::value;
+  using OscillatorRun =
+      typename std::conditional<kRange, RangeRun<InDouble, kConsecutive>, Run<Arithmetic, kConsecutive>>::type;
   // Limited by the registers of kOsc oscillators.
-  static constexpr int kBlocks = std::is_same<T, float>::value && !kAdds ? 3 : 2;
+  static constexpr int kBlocks = !kAdds && (kRange || std::is_same<T, float>::value) ? 3 : 2;
   static constexpr int kEach = 16 / static_cast<int>(sizeof(T));  // values of a row per thread
   static constexpr int kOsc = kEach / 2;                          // oscillators per thread
-  // Rows that a thread processes at once, with their loads in flight together: as many as there are registers for.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
-  static constexpr int kRotated = 1;  // the compiler uses more registers for this architecture
-#else
-  static constexpr int kRotated = 2;
-#endif
-  static constexpr int kSeparate = std::is_same<Arithmetic, InSingle>::value ? 2 : 3;
-  static constexpr int kMaxInFlight = kOsc == 4 ? (kConsecutive ? kRotated : kSeparate) : (kOsc == 2 ? 4 : 2);
-  static constexpr int kInFlight = kAdds ? kMaxInFlight : (kOsc == 4 && kConsecutive ? 1 : 2);
-  struct Shared {};
+  // Rows that a thread computes at once, while as many more are loaded: as many as there are registers for.
+  static constexpr int kAdded = std::is_same<Arithmetic, InSingle>::value ? (kOsc == 4 && kKind == PositionKind::kFloat ? 1 : 2)
+                                : kOsc == 1                               ? 2
+                                : kOsc == 4 && kConsecutive               ? 3
+                                                                          : 4;
+  static constexpr int kInFlight = kAdds ? kAdded : (kOsc == 4 && kConsecutive ? 1 : 2);
+  struct Shared {
+    uint32_t n;                                  // number of pieces with an undecided rounding
+    uint16_t undecided[kThreads * kMaxRunRows];  // these pieces: the thread and the row of its run
+  };
 
   DevicePlan packed_plan;
   RowPositions positions;
@@ -51,24 +55,19 @@ struct Runs {
   DeviceScalars scalars;
 
   template <int kPhase>
-  SINPE_HD void phase(uint32_t block, int thread, Shared&) const {
-    const uint32_t item = block * static_cast<uint32_t>(kThreads) + static_cast<uint32_t>(thread);
-    const uint32_t down = threads.quotient(item), across = item - down * threads.d;
-    const int64_t first = static_cast<int64_t>(down) * height;
-    if (first >= rows) return;
-    const ThreadRows at{first, rows - first < height ? static_cast<int32_t>(rows - first) : height, across};
-    Plan plan;
-    if (!decode_plan(packed_plan.packed, packed_plan.n_words, &plan) || plan.dim != packed_plan.dim) {
-      for (int64_t c = at.across; c < packed_plan.dim; c += threads.d) fill(at, c, static_cast<Real>(quiet_nan()));
-    } else if (!even || !are_pairs(plan)) {
-      by_channel(at);
+  SINPE_HD void phase(uint32_t block, int thread, Shared& shared) const {
+    if constexpr (kPhase == 0) {
+      if (thread == 0) shared.n = 0;
+    } else if constexpr (kPhase == 1) {
+      const ThreadRows at = rows_of(block, static_cast<uint32_t>(thread));
+      if (at.height > 0) compute(at, static_cast<uint32_t>(thread), shared);
     } else {
-      const Real by = kAdds ? factor() : Real{1};
-      const bool unit = !Run<Arithmetic, kConsecutive>::kScales || plan.amplitude == 1.0;
-      if (unit && (!kAdds || (by == Real{1} && scale == 1.0))) {
-        plan.interleaved ? in_pairs<true, true>(plan, at, by) : in_pairs<true, false>(plan, at, by);
-      } else {
-        plan.interleaved ? in_pairs<false, true>(plan, at, by) : in_pairs<false, false>(plan, at, by);
+      SINPE_ROLLED
+      for (uint32_t i = static_cast<uint32_t>(thread); i < shared.n * kEach; i += kThreads) {
+        const uint32_t piece = shared.undecided[i / kEach];
+        const ThreadRows at = rows_of(block, piece >> kRunRowBits);
+        const Plan plan = read_plan(packed_plan.packed);
+        resolve(plan, at.row + (piece & (kMaxRunRows - 1)), channel_of(plan, at.across, static_cast<int>(i % kEach)));
       }
     }
   }
@@ -81,6 +80,43 @@ struct Runs {
     uint32_t across;  // index of the thread within a row
   };
 
+  // What a thread loads for the rows that it computes at once.
+  template <class Piece, int kPieces>
+  struct Loaded {
+    uint64_t position_bits[kInFlight];
+    Piece data[kInFlight][kPieces];
+  };
+
+  SINPE_HD ThreadRows rows_of(uint32_t block, uint32_t thread) const {
+    const uint32_t item = block * static_cast<uint32_t>(kThreads) + thread;
+    const uint32_t down = threads.quotient(item), across = item - down * threads.d;
+    const int64_t first = static_cast<int64_t>(down) * height, left = rows - first;
+    return {first, left < height ? static_cast<int32_t>(left < 0 ? 0 : left) : height, across};
+  }
+
+  SINPE_HD void compute(const ThreadRows& at, uint32_t thread, Shared& shared) const {
+    Plan plan;
+    if (!decode_plan(packed_plan.packed, packed_plan.n_words, &plan) || plan.dim != packed_plan.dim) {
+      for (int64_t c = at.across; c < packed_plan.dim; c += threads.d) fill(at, c, static_cast<Real>(quiet_nan()));
+    } else if (!even || !are_pairs(plan)) {
+      by_channel(at);
+    } else {
+      const Real by = kAdds ? factor() : Real{1};
+      const bool unit = !OscillatorRun::kScales || plan.amplitude == 1.0;
+      uint32_t undecided;
+      if (unit && (!kAdds || (by == Real{1} && scale == 1.0))) {
+        undecided = plan.interleaved ? in_pairs<true, true>(plan, at, by) : in_pairs<true, false>(plan, at, by);
+      } else {
+        undecided = plan.interleaved ? in_pairs<false, true>(plan, at, by) : in_pairs<false, false>(plan, at, by);
+      }
+      SINPE_ROLLED
+      for (int32_t r = 0; r < at.height; ++r) {
+        if ((undecided >> r & 1) != 0)
+          shared.undecided[take_one(&shared.n)] = static_cast<uint16_t>(thread << kRunRowBits | static_cast<uint32_t>(r));
+      }
+    }
+  }
+
   // Whether every oscillator provides a sine and a cosine, and each thread has kOsc of them.
   SINPE_HD bool are_pairs(const Plan& plan) const {
     return plan.shared && (plan.interleaved ? plan.q0 < plan.q1 : plan.q0 != plan.q1) && plan.n0 == plan.n1 &&
@@ -91,6 +127,12 @@ struct Runs {
     return static_cast<Real>(scalars.alpha == nullptr ? alpha : value_of(scalars.alpha, scalars.alpha_dtype));
   }
   SINPE_HD Real sum(Real value, Real pe) const { return static_cast<Real>(scale) * value + pe; }
+
+  // The channel of a thread's k-th value. See in_pairs().
+  SINPE_HD int64_t channel_of(const Plan& plan, uint32_t across, int k) const {
+    const int64_t osc = static_cast<int64_t>(across) * kOsc;
+    return plan.interleaved ? 2 * osc + k : osc + (k >= kOsc ? plan.n0 + k - kOsc : k);
+  }
 
   // Address of a row's values, address of its position, the position's bits, and the position.
   SINPE_HD const char* x_row(int64_t row) const { return reinterpret_cast<const char*>(x) + row * x_step; }
@@ -116,41 +158,59 @@ struct Runs {
     return positions.at(packed_plan, 0, at.row + at.height - 1, &last) && positions.at(packed_plan, 0, at.row, first);
   }
 
-  // 16 bytes of each row, or twice 8. kUnit: the amplitude is 1 (or contained in the run's values), and so are the
-  // scale and `by`.
+  // 16 bytes of each row, or twice 8. Returns a bit for each row with an undecided rounding, which is not written.
+  // kUnit: the amplitude is 1 (or contained in the run's values), and so are the scale and `by`.
   template <bool kUnit, bool kInterleaved>
-  SINPE_HD void in_pairs(const Plan& plan, const ThreadRows& at, Real by) const {
+  SINPE_HD uint32_t in_pairs(const Plan& plan, const ThreadRows& at, Real by) const {
     const int64_t osc = static_cast<int64_t>(at.across) * kOsc;
     const FastRange fast_range(plan);
     Position first{};
     bool good = !kConsecutive || find_first(at, &first);
-    Run<Arithmetic, kConsecutive> run[kOsc];
+    OscillatorRun run[kOsc];
     SINPE_UNROLLED
     for (int k = 0; k < kOsc; ++k) good = run[k].begin(plan, osc + k, first, at.height, fast_range) && good;
-    uint32_t undecided = 0;  // a bit per row
-    if (good) {
-      constexpr int kWide = kInterleaved ? kEach : kOsc, kPieces = kEach / kWide;  // contiguous values
-      using Piece = Bytes<kWide* static_cast<int>(sizeof(T))>;
-      const int64_t channel = kInterleaved ? 2 * osc : osc + (plan.q0 == 0 ? 0 : plan.n0);  // first sine channel
-      // Distance from the sines to the cosines, in bytes.
-      const int64_t distance = (plan.q0 == 0 ? plan.n0 : -plan.n0) * static_cast<int64_t>(sizeof(T));
-      const Amplitude amplitude = amplitude_of(kUnit ? 1.0 : plan.amplitude);
-      // Writes a row, or returns true without writing if a rounding is undecided.
-      const auto make = [&](int32_t r, uint64_t position_bits, const Piece* data, char* to) {
-        Undecided row;
-        Position p{};
-        if (!kConsecutive || Run<Arithmetic, kConsecutive>::kCallerChecksRange) {
-          p = kConsecutive ? integer_position(first.i + r) : position(position_bits);
-          if (Run<Arithmetic, kConsecutive>::kCallerChecksRange) row.add(!is_in_fast_range(fast_range, p));
-        }
-        Real v[kEach];
+    if (!good) return ~uint32_t{0} >> (kMaxRunRows - at.height);
+    constexpr int kWide = kInterleaved ? kEach : kOsc, kPieces = kEach / kWide;  // contiguous values
+    using Piece = Bytes<kWide* static_cast<int>(sizeof(T))>;
+    const int64_t channel = kInterleaved ? 2 * osc : osc + (plan.q0 == 0 ? 0 : plan.n0);  // first sine channel
+    // Distance from the sines to the cosines, in bytes.
+    const int64_t distance = (plan.q0 == 0 ? plan.n0 : -plan.n0) * static_cast<int64_t>(sizeof(T));
+    const Amplitude amplitude = amplitude_of(kUnit ? 1.0 : plan.amplitude);
+    const auto set = [&](Real* v, int k, const Sample<Real>& s) {
+      v[kInterleaved ? 2 * k : k] = s.s;
+      v[kInterleaved ? 2 * k + 1 : kOsc + k] = s.c;
+    };
+    // Writes a row, or returns true without writing if a rounding is undecided.
+    const auto make = [&](int32_t r, uint64_t position_bits, const Piece* data, char* to) {
+      Undecided row;
+      Position p{};
+      if (!kConsecutive || OscillatorRun::kCallerChecksRange) {
+        p = kConsecutive ? integer_position(first.i + r) : position(position_bits);
+        if (OscillatorRun::kCallerChecksRange) row.add(!is_in_fast_range(fast_range, p));
+      }
+      Real v[kEach];
+      Piece pieces[kPieces];
+      if constexpr (kRange) {
+        Real high[kEach];
+        const float error = OscillatorRun::row_error(fast_range, p);
         SINPE_UNROLLED
         for (int k = 0; k < kOsc; ++k) {
-          const Sample<Real> s = run[k].at(fast_range, p, amplitude, &row);
-          v[kInterleaved ? 2 * k : k] = s.s;
-          v[kInterleaved ? 2 * k + 1 : kOsc + k] = s.c;
+          const SampleRange range = run[k].at(p, amplitude, error);
+          set(v, k, range.low);
+          set(high, k, range.high);
         }
-        const bool is_undecided = row.any();
+        uint32_t differ = 0;
+        SINPE_UNROLLED
+        for (int h = 0; h < kPieces; ++h) {
+          pieces[h] = pack<T, sizeof(Piece)>(v + h * kWide);
+          const Piece other = pack<T, sizeof(Piece)>(high + h * kWide);
+          SINPE_UNROLLED
+          for (size_t w = 0; w < sizeof(Piece) / 4; ++w) differ |= pieces[h].w[w] ^ other.w[w];
+        }
+        row.add(differ != 0);
+      } else {
+        SINPE_UNROLLED
+        for (int k = 0; k < kOsc; ++k) set(v, k, run[k].at(fast_range, p, amplitude, &row));
         SINPE_UNROLLED
         for (int h = 0; h < kPieces; ++h) {
           Real* u = v + h * kWide;
@@ -160,54 +220,64 @@ struct Runs {
             SINPE_UNROLLED
             for (int k = 0; k < kWide; ++k) u[k] = kUnit ? added[k] + u[k] : sum(added[k], by * u[k]);
           }
-          const Piece piece = pack<T, sizeof(Piece)>(u);
-          if (!is_undecided) *reinterpret_cast<Piece*>(to + h * distance) = piece;
+          pieces[h] = pack<T, sizeof(Piece)>(u);
         }
-        return is_undecided;
-      };
-      const int64_t begin = channel * static_cast<int64_t>(sizeof(T));
-      const char* from = kAdds ? x_row(at.row) + begin : nullptr;
-      char* to = out_row(at.row) + begin;
-      const char* where = kConsecutive ? nullptr : position_address(at.row);
-      // Computes several rows, from r, with their loads in flight together.
-      const auto make_some = [&](auto count, int32_t r) {
-        constexpr int kCount = decltype(count)::value;
-        uint64_t position_bits[kCount] = {};
-        Piece data[kCount][kPieces];
-        SINPE_UNROLLED
-        for (int i = 0; i < kCount; ++i) {
-          if constexpr (!kConsecutive) {
-            position_bits[i] = read(where);
-            where += position_step;
-          }
-          if constexpr (kAdds) {
-            SINPE_UNROLLED
-            for (int h = 0; h < kPieces; ++h) data[i][h] = *reinterpret_cast<const Piece*>(from + h * distance);
-            from += x_step;
-          }
+      }
+      const bool is_undecided = row.any();
+      SINPE_UNROLLED
+      for (int h = 0; h < kPieces; ++h) {
+        if (!is_undecided) *reinterpret_cast<Piece*>(to + h * distance) = pieces[h];
+      }
+      return is_undecided;
+    };
+    const int64_t begin = channel * static_cast<int64_t>(sizeof(T));
+    const char* from = kAdds ? x_row(at.row) + begin : nullptr;
+    char* to = out_row(at.row) + begin;
+    const char* where = kConsecutive ? nullptr : position_address(at.row);
+    uint32_t undecided = 0;
+    // Loads what `count` rows need, and computes these rows.
+    const auto fetch = [&](auto count, Loaded<Piece, kPieces>* rows) {
+      SINPE_UNROLLED
+      for (int i = 0; i < decltype(count)::value; ++i) {
+        if constexpr (!kConsecutive) {
+          rows->position_bits[i] = read(where);
+          where += position_step;
         }
-        uint32_t some = 0;
-        SINPE_UNROLLED
-        for (int i = 0; i < kCount; ++i, to += out_step) {
-          if (make(r + i, position_bits[i], data[i], to)) some |= 1u << i;
+        if constexpr (kAdds) {
+          SINPE_UNROLLED
+          for (int h = 0; h < kPieces; ++h) rows->data[i][h] = *reinterpret_cast<const Piece*>(from + h * distance);
+          from += x_step;
         }
-        undecided |= some << r;
-      };
-      int32_t r = 0;
+      }
+    };
+    const auto make_some = [&](auto count, int32_t r, const Loaded<Piece, kPieces>& rows) {
+      uint32_t some = 0;
+      SINPE_UNROLLED
+      for (int i = 0; i < decltype(count)::value; ++i, to += out_step) {
+        if (make(r + i, rows.position_bits[i], rows.data[i], to)) some |= 1u << i;
+      }
+      undecided |= some << r;
+    };
+    // The loads for the next rows are in flight while rows are computed.
+    constexpr std::integral_constant<int, kInFlight> kGroup{};
+    Loaded<Piece, kPieces> next{};
+    int32_t r = 0;
+    if (at.height >= kGroup) fetch(kGroup, &next);
+    SINPE_ROLLED
+    for (; r + kGroup <= at.height; r += kGroup) {
+      const auto current = next;
+      if (r + 2 * kGroup <= at.height) fetch(kGroup, &next);
+      make_some(kGroup, r, current);
+    }
+    if constexpr (kInFlight > 1) {
       SINPE_ROLLED
-      for (; r + kInFlight <= at.height; r += kInFlight) make_some(std::integral_constant<int, kInFlight>{}, r);
-      if constexpr (kInFlight > 1) {
-        SINPE_ROLLED
-        for (; r < at.height; ++r) make_some(std::integral_constant<int, 1>{}, r);
+      for (; r < at.height; ++r) {
+        constexpr std::integral_constant<int, 1> kOne{};
+        fetch(kOne, &next);
+        make_some(kOne, r, next);
       }
     }
-    if (!good) undecided = ~uint32_t{0};
-    if (undecided == 0) return;
-    SINPE_ROLLED
-    for (int k = 0; k < kEach; ++k) {
-      const int64_t c = kInterleaved ? 2 * osc + k : osc + (k >= kOsc ? packed_plan.dim / 2 + k - kOsc : k);
-      resolve_rows(at, undecided, c);
-    }
+    return undecided;
   }
 
   SINPE_HD void put(int64_t row, int64_t c, Real pe) const {
@@ -225,7 +295,10 @@ struct Runs {
     SINPE_ROLLED
     for (int64_t c = at.across; c < packed_plan.dim; c += threads.d) {
       const uint32_t undecided = channel(read_plan(packed_plan.packed), at, c);
-      if (undecided != 0) resolve_rows(at, undecided, c);
+      SINPE_ROLLED
+      for (int32_t r = 0; r < at.height; ++r) {
+        if ((undecided >> r & 1) != 0) resolve(read_plan(packed_plan.packed), at.row + r, c);
+      }
     }
   }
 
@@ -260,19 +333,21 @@ struct Runs {
     return undecided;
   }
 
-  // Computes the rows of a channel that `undecided` has bits for.
-  SINPE_HD void resolve_rows(const ThreadRows& at, uint32_t undecided, int64_t c) const {
+  // Computes one value, with its rounding decided: by the direct formula if that decides it.
+  SINPE_HD void resolve(const Plan& plan, int64_t row, int64_t c) const {
     bool cosine;
-    const int64_t osc = read_plan(packed_plan.packed).channel_oscillator(c, &cosine);
-    const Real by = kAdds ? factor() : Real{1};
-    SINPE_ROLLED
-    for (int32_t r = 0; r < at.height; ++r) {
-      if ((undecided >> r & 1) == 0) continue;
-      Position p;
-      Sample<Real> v{static_cast<Real>(quiet_nan()), static_cast<Real>(quiet_nan())};
-      if (positions.at(packed_plan, 0, at.row + r, &p)) v = resolved_sample<Arithmetic>(packed_plan.packed, osc, p);
-      put(at.row + r, c, by * (cosine ? v.c : v.s));
+    const int64_t osc = plan.channel_oscillator(c, &cosine);
+    Position p;
+    Sample<Real> v{static_cast<Real>(quiet_nan()), static_cast<Real>(quiet_nan())};
+    if (positions.at(packed_plan, 0, row, &p)) {
+      const FastRange fast_range(plan);
+      Run<Arithmetic, false> run;
+      Undecided undecided;
+      undecided.add(!run.begin(plan, osc, p, 1, fast_range) || !fast_range.contains(p.d));
+      v = run.at(fast_range, p, amplitude_of(plan.amplitude), &undecided);
+      if (undecided.any()) v = resolved_sample<Arithmetic>(packed_plan.packed, osc, p);
     }
+    put(row, c, (kAdds ? factor() : Real{1}) * (cosine ? v.c : v.s));
   }
 
   SINPE_HD void fill(const ThreadRows& at, int64_t c, Real v) const {
@@ -311,11 +386,13 @@ sinpe_status launch_runs(const DevicePlan& plan, const sinpe_add_arguments& a, c
   const int64_t threads = (plan.dim + Body::kEach - 1) / Body::kEach;
   if (threads > kMaxBlocks) return launch_failed("more channels than a grid can have");
   body.threads = Divisor(static_cast<uint32_t>(threads));
-  // With few rows, shorter runs, so that there are blocks for all multiprocessors.
-  const int64_t wanted = int64_t{4} * Body::kBlocks * multiprocessors() * kThreads;
-  const int64_t height = (body.rows * threads + wanted - 1) / wanted;
+  // Runs are as long as possible, but of such a height that the last wave of blocks is full, and shorter with few rows,
+  // so that there are blocks for all multiprocessors.
   constexpr int kMaxHeight = kMaxRunRows - kMaxRunRows % Body::kInFlight;
-  body.height = static_cast<int32_t>(height < kMaxHeight ? height : kMaxHeight);
+  const int64_t wave = int64_t{Body::kBlocks} * multiprocessors() * kThreads, all = body.rows * threads;
+  const int64_t needed = all / (wave * kMaxHeight) + 1, waves = needed < 4 ? 4 : needed;
+  const int64_t height = (all + wave * waves - 1) / (wave * waves);
+  body.height = static_cast<int32_t>(height < Body::kInFlight ? height : (height + Body::kInFlight - 1) / Body::kInFlight * Body::kInFlight);
   const int64_t items = (body.rows + body.height - 1) / body.height * threads;
   if (items > kMaxBlocks - kThreads) return launch_failed("more elements than one launch can have");
   return launch(body, (items + kThreads - 1) / kThreads, stream);
