@@ -31,6 +31,15 @@ struct Divisor {
   }
 };
 
+// Starts to load the 128 bytes at an address into the L2 cache.
+SINPE_HD void prefetch(const void* p) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#else
+  (void)p;
+#endif
+}
+
 template <class T>
 SINPE_HD void unpack_word(uint32_t word, float* v) {
 #if defined(__CUDA_ARCH__)

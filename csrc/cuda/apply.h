@@ -120,6 +120,7 @@ struct Apply {
       const Tile tile = tile_at(tiling, index);
       const int64_t first = static_cast<int64_t>(part) * s.part;
       const int32_t slices = static_cast<int32_t>(first + s.part < s.slices ? s.part : s.slices - first);
+      if constexpr (kSource == Source::kStrided) prefetch_slices(tile, first, slices, thread);
       if constexpr (kEncoded) {
         // In a transposed tile, the rows of the encoding are columns.
         const Tile rows = s.transposed ? Tile{tile.channel, tile.width, tile.row, tile.height} : tile;
@@ -147,7 +148,13 @@ struct Apply {
         SINPE_ROLLED
         for (int32_t i = thread; i < height * shared.slices; i += kThreads) {
           const int32_t slice = i / height, r = i - slice * height;
-          shared.ids.of[i] = s.ids[shared.row[r].ids + shared.slice[slice].ids];
+          const int64_t id = s.ids[shared.row[r].ids + shared.slice[slice].ids];
+          shared.ids.of[i] = id;
+          if (slice < s.lanes * kMaxInFlight && s.access != Access::kGeneral && static_cast<uint64_t>(id) < static_cast<uint64_t>(s.num_embeddings)) {
+            const T* row = static_cast<const T*>(s.x) + id * s.weight_stride + shared.tile.channel;
+            SINPE_ROLLED
+            for (int32_t c = 0; c < shared.tile.width; c += kLine) prefetch(row + c);
+          }
         }
       }
       shared.rows.fill(positions, shared.alpha, thread);
@@ -161,6 +168,21 @@ struct Apply {
   }
 
  private:
+  static constexpr int kLine = 128 / static_cast<int>(sizeof(T));  // elements of a cache line
+
+  // Starts to load the first data of a block, so that they are on their way while its rows of the encoding are computed.
+  SINPE_HD void prefetch_slices(const Tile& tile, int64_t first, int32_t slices, int thread) const {
+    if (s.access == Access::kGeneral || s.transposed || tiling.by_sample) return;
+    const int32_t some = s.lanes * kMaxInFlight < slices ? s.lanes * kMaxInFlight : slices;
+    const int32_t lines = (tile.width + kLine - 1) / kLine, of_slice = lines * tile.height;
+    SINPE_ROLLED
+    for (int32_t i = thread; i < of_slice * some; i += kThreads) {
+      const int32_t slice = i / of_slice, within = i - slice * of_slice, r = within / lines, line = within - r * lines;
+      prefetch(static_cast<const T*>(s.x) + s.slice_offset(s.of_x, false, first + slice) +
+               (tile.row + r) * s.of_x.row + tile.channel + line * kLine);
+    }
+  }
+
   SINPE_HD Offsets row_offsets(const Tile& tile, int64_t lead, int64_t row) const {
     const auto offset = [&](const Strides& t) { return lead * t.slice[0] + row * t.row + tile.channel * t.channel; };
     const int64_t position = s.transposed ? tile.channel : row;

@@ -10,11 +10,10 @@
 namespace sinpe {
 namespace cuda {
 
-// Target number of waves per launch, so that the last, incomplete wave does not matter. A macro, so that a benchmark
-// can compare values (benchmarks/gpu_check.sh, VARIANT).
-#if !defined(SINPE_CUDA_WAVES)
-#define SINPE_CUDA_WAVES 8
-#endif
+// Target number of waves per launch, so that the last, incomplete wave does not matter. With 16-bit data a tile takes half of the
+// time, and with fewer waves it is used for more slices.
+template <class T>
+constexpr int64_t kWaves = sizeof(T) == 2 ? 4 : 8;
 constexpr int64_t kMinTileValues = 512;    // in values: tiles are not made smaller than this to get more blocks
 constexpr int64_t kMinSlicesPerBlock = 8;  // with fewer, computing the tile takes longer than using it
 
@@ -117,7 +116,7 @@ sinpe_status launch_apply(const DevicePlan& plan, const typename TileRows<Arithm
     widest = TileRows<Arithmetic>::kMaxTransposedWidth;
     for (Strides* t : {&s.of_x, &s.of_out, &s.of_rng_offsets}) transpose(t);
   }
-  const int64_t wave = int64_t{Body::kBlocks} * multiprocessors(), wanted = SINPE_CUDA_WAVES * wave;
+  const int64_t wave = int64_t{Body::kBlocks} * multiprocessors(), wanted = kWaves<T> * wave;
   const auto share = [](int64_t n, int64_t among) { return (n + among - 1) / among; };
   const int64_t few = Body::kEncoded ? kMinSlicesPerBlock : 1, most_parts = s.slices < few ? 1 : s.slices / few;
   // Prefer tiles with fewer rows to tiles that several blocks share, since each of these computes the tile; but no
