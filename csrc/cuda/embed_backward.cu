@@ -1,4 +1,4 @@
-// embed_backward: the gradient of the weight, from tokens sorted by id. Each row is the tree sum (core/tree_sum.h) of
+// embed_backward: the gradient of the weight. The tokens are sorted by id (cuda/sort.h). Each row is the tree sum (core/tree_sum.h) of
 // its tokens in their order; a thread computes eight channels. No atomics: the bits are always the same, and equal to
 // the CPU's.
 //
@@ -13,6 +13,7 @@
 // nodes of a node are in consecutive slots.
 #include "core/tree_sum.h"
 #include "cuda/apply_launch.h"
+#include "cuda/sort.h"
 
 namespace sinpe {
 namespace cuda {
@@ -236,15 +237,15 @@ bool tokens_are_even(const int64_t* sizes, const int64_t* strides, int dims) {
 }
 
 template <class T, bool kDrop, bool kNodes>
-sinpe_status launch_level(const sinpe_embed_backward_arguments& a, const int64_t* ids, const int64_t* tokens,
-                          void* scratch, int level, const DeviceScalars& scalars, Stream stream) {
+sinpe_status launch_level(const sinpe_embed_backward_arguments& a, const SortedIds& sorted, void* scratch, int level,
+                          const DeviceScalars& scalars, Stream stream) {
   EmbedBackward<T, kDrop, kNodes> body{};
   using Real = accumulate_t<T>;
   const int dims = a.rank - 1;
   const RngOffsets rng_offsets(a.dropout, a.sizes, a.rank);
   body.grad = static_cast<const T*>(a.grad);
-  body.ids = ids;
-  body.tokens = tokens;
+  body.ids = sorted.ids;
+  body.tokens = sorted.tokens;
   body.starts = static_cast<const int64_t*>(scratch);
   body.device_seed = scalars.seed;
   body.out = static_cast<T*>(a.out);
@@ -282,16 +283,24 @@ sinpe_status launch_level(const sinpe_embed_backward_arguments& a, const int64_t
 }
 
 template <class T, bool kDrop>
-sinpe_status launch_levels(const sinpe_embed_backward_arguments& a, const int64_t* ids, const int64_t* tokens,
-                           void* scratch, const DeviceScalars& scalars, Stream stream) {
+sinpe_status launch_levels(const sinpe_embed_backward_arguments& a, const SortedIds& sorted, void* scratch,
+                           const DeviceScalars& scalars, Stream stream) {
   const int64_t count = product(a.sizes, a.rank - 1), rows = a.num_embeddings;
   const int levels = a.dropout.drop == kDropAll ? 0 : full_levels(count);
-  const RowStarts starts{ids, static_cast<int64_t*>(scratch), count, rows};
+  const RowStarts starts{sorted.ids, static_cast<int64_t*>(scratch), count, rows};
   sinpe_status status = launch(starts, rows / RowStarts::kThreads + 1, stream);
   for (int level = 1; status == SINPE_OK && level <= levels; ++level) {
-    status = launch_level<T, kDrop, true>(a, ids, tokens, scratch, level, scalars, stream);
+    status = launch_level<T, kDrop, true>(a, sorted, scratch, level, scalars, stream);
   }
-  return status != SINPE_OK ? status : launch_level<T, kDrop, false>(a, ids, tokens, scratch, 0, scalars, stream);
+  return status != SINPE_OK ? status : launch_level<T, kDrop, false>(a, sorted, scratch, 0, scalars, stream);
+}
+
+// Bytes of scratch memory for the starts of the rows and the nodes.
+int64_t bytes_of_nodes(const sinpe_embed_backward_arguments& a, int64_t count) {
+  const int64_t item = a.dtype == SINPE_FLOAT64 ? 8 : 4;
+  int64_t slots = 0;
+  for (int level = 1; level <= full_levels(count); ++level) slots += count / terms_under(level);
+  return bytes_of_starts(a) + slots * node_width(a.sizes[a.rank - 1]) * item;
 }
 
 }  // namespace
@@ -299,28 +308,28 @@ sinpe_status launch_levels(const sinpe_embed_backward_arguments& a, const int64_
 }  // namespace sinpe
 
 int64_t sinpe::cuda::embed_backward_scratch(const sinpe_embed_backward_arguments& a) {
-  const int64_t count = product(a.sizes, a.rank - 1), item = a.dtype == SINPE_FLOAT64 ? 8 : 4;
-  int64_t slots = 0;
-  for (int level = 1; level <= full_levels(count); ++level) slots += count / terms_under(level);
-  return bytes_of_starts(a) + slots * node_width(a.sizes[a.rank - 1]) * item;
+  const int64_t count = product(a.sizes, a.rank - 1);
+  return bytes_of_nodes(a, count) + sort_scratch(count, a.num_embeddings);
 }
 
-sinpe_status sinpe::cuda::embed_backward(const sinpe_embed_backward_arguments& a, const int64_t* sorted_ids,
-                                         const int64_t* sorted_tokens, void* scratch, const DeviceScalars& scalars,
-                                         Stream stream) {
+sinpe_status sinpe::cuda::embed_backward(const sinpe_embed_backward_arguments& a, void* scratch,
+                                         const DeviceScalars& scalars, Stream stream) {
   if (a.rank < 2 || a.rank > SINPE_MAX_RANK || !valid_sizes(a.sizes, a.rank) || a.num_embeddings < 0 ||
       !valid_dropout(a.dropout, a.sizes, a.rank)) {
     return SINPE_BAD_ARGUMENT;
   }
   const int64_t count = product(a.sizes, a.rank - 1);
   if (a.num_embeddings == 0 || a.sizes[a.rank - 1] == 0) return SINPE_OK;
-  if (a.out == nullptr || (count > 0 && (a.grad == nullptr || sorted_ids == nullptr || sorted_tokens == nullptr)) ||
-      scratch == nullptr) {
+  if (a.out == nullptr || (count > 0 && (a.grad == nullptr || a.ids == nullptr)) || scratch == nullptr)
     return SINPE_BAD_ARGUMENT;
-  }
+  SortedIds sorted;
+  const sinpe_status status =
+      sort_ids(a.ids, a.sizes, a.id_strides, a.rank - 1, count, a.num_embeddings,
+               static_cast<char*>(scratch) + bytes_of_nodes(a, count), stream, &sorted);
+  if (status != SINPE_OK) return status;
   return with_type(a.dtype, [&](auto type) {
     using T = decltype(type);
     const auto run = a.dropout.drop != 0 ? launch_levels<T, true> : launch_levels<T, false>;
-    return run(a, sorted_ids, sorted_tokens, scratch, scalars, stream);
+    return run(a, sorted, scratch, scalars, stream);
   });
 }

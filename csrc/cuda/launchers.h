@@ -47,12 +47,10 @@ sinpe_status row_dots(const DevicePlan& plan, const sinpe_add_arguments& a, cons
 int64_t row_dots_scratch(const sinpe_add_arguments& a);
 sinpe_status embed(const DevicePlan& plan, const sinpe_embed_arguments& e, const DeviceScalars& scalars, Stream stream);
 
-// As sinpe_embed_backward, given the ids in ascending order and, for each, the row-major index of its token; equal ids
-// in the order of their tokens (a stable sort). a.ids and a.id_strides are not read. Ids that are not rows of the
-// weight are ignored. scratch: embed_backward_scratch(a) bytes of device memory, 16-byte aligned, for the starts of the
-// rows and the sums of tokens.
-sinpe_status embed_backward(const sinpe_embed_backward_arguments& a, const int64_t* sorted_ids,
-                            const int64_t* sorted_tokens, void* scratch, const DeviceScalars& scalars, Stream stream);
+// As sinpe_embed_backward, but ids that are not rows of the weight are ignored. scratch: embed_backward_scratch(a) bytes of
+// device memory, 16-byte aligned, for the starts of the rows, the sums of tokens and the sorted ids.
+sinpe_status embed_backward(const sinpe_embed_backward_arguments& a, void* scratch, const DeviceScalars& scalars,
+                            Stream stream);
 int64_t embed_backward_scratch(const sinpe_embed_backward_arguments& a);
 
 // Makes a device current for the following calls of this thread, which then do not query it. Necessary because this

@@ -64,7 +64,7 @@ struct Call {
     const sinpe_status status = sinpe_embed(plan.data, plan.size, &e);
     check_ids_status(status, e.bad_id, e.num_embeddings);
   }
-  void embed_backward(sinpe_embed_backward_arguments& b, const Tensor&) const {
+  void embed_backward(sinpe_embed_backward_arguments& b) const {
     const sinpe_status status = sinpe_embed_backward(&b);
     check_ids_status(status, b.bad_id, b.num_embeddings);
   }

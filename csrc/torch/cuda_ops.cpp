@@ -2,8 +2,6 @@
 // are on one device, including the plan; the host does not read them and does not wait for the device.
 //
 // With SINPE_EMULATED, launches are loops on the CPU (cuda/launch.h): the same binding, for tensors on the CPU.
-#include <array>
-
 #include "core/dtype.h"
 #include "cuda/launchers.h"
 #include "torch/operators.h"
@@ -47,21 +45,6 @@ cuda::Stream current_stream(int32_t device_index) {
 void check_launch(sinpe_status status) {
   if (status == SINPE_LAUNCH_FAILED) throw_error(sinpe::status_text(status), ": ", cuda::launch_error());
   check_status(status);
-}
-
-// A tensor's values in ascending order and the row-major index of each; equal values in the order of their indices
-// (stable). Uses PyTorch's sort, which gets its memory from the caching allocator.
-struct Sorted {
-  Tensor values, indices;
-};
-
-Sorted sorted(const Tensor& t) {
-  using torch::stable::detail::from;
-  using torch::stable::detail::to;
-  std::array<StableIValue, 4> stack{from(torch::stable::flatten(t)), from(std::optional<bool>(true)), from(int64_t{-1}),
-                                    from(false)};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::sort", "stable", stack.data(), TORCH_ABI_VERSION));
-  return {to<Tensor>(stack[0]), to<Tensor>(stack[1])};
 }
 
 struct Call {
@@ -143,13 +126,10 @@ struct Call {
   void embed(const cuda::DevicePlan& plan, const sinpe_embed_arguments& e) const {
     check_launch(cuda::embed(plan, e, scalars, stream));
   }
-  void embed_backward(const sinpe_embed_backward_arguments& b, const Tensor& ids) const {
-    if (b.num_embeddings == 0 || b.sizes[b.rank - 1] == 0) return;  // the sort would copy an expanded ids
-    const Sorted tokens = sorted(ids);
+  void embed_backward(const sinpe_embed_backward_arguments& b) const {
+    if (b.num_embeddings == 0 || b.sizes[b.rank - 1] == 0) return;  // no memory for the ids, which may be expanded
     Tensor scratch = memory(cuda::embed_backward_scratch(b));
-    check_launch(cuda::embed_backward(b, static_cast<const int64_t*>(tokens.values.const_data_ptr()),
-                                      static_cast<const int64_t*>(tokens.indices.const_data_ptr()),
-                                      scratch.mutable_data_ptr(), scalars, stream));
+    check_launch(cuda::embed_backward(b, scratch.mutable_data_ptr(), scalars, stream));
   }
 };
 

@@ -156,7 +156,7 @@ struct Operators {
     b.dropout = dropout_of(&call, seed, drop_threshold, rng_offsets, b.sizes, grad.dim());
     Tensor out = call.register_output(new_dense(call.device, {num_embeddings, b.sizes[b.rank - 1]}, b.dtype));
     b.out = out.mutable_data_ptr();
-    call.embed_backward(b, ids);
+    call.embed_backward(b);
     return out;
   }
 
