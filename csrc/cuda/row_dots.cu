@@ -11,6 +11,8 @@ namespace {
 constexpr int kSums = 16;                            // partial sums per dot product
 constexpr int kSumsEach = 8;                         // per thread: eight channels, one Philox block
 constexpr int kDots = kThreads * kSumsEach / kSums;  // dot products per block
+template <class Real>
+constexpr int kValues = sizeof(Real) == 8 ? kTile : 2 * kTile;  // of a tile: enough rows for all dot products of a block
 
 template <class T, class Arithmetic, bool kDrop>
 struct RowDots {
@@ -20,7 +22,7 @@ struct RowDots {
   static constexpr int kInFlight = sizeof(T) == 2 ? 4 : 2;  // loads of eight channels in flight
 
   struct Shared {
-    TileRows<Arithmetic> rows;
+    TileRows<Arithmetic, kValues<Real>> rows;
     double sums[kDots][kSums + 1];  // padded: the sums of neighbouring threads are in different banks
     Draws draws;
   };
@@ -50,7 +52,12 @@ struct RowDots {
       const int dot = thread / 2, r = dot / static_cast<int>(s.part);
       const int64_t slice = first + dot % static_cast<int>(s.part);
       if (r >= tile.height || slice >= s.slices) return;
-      sum(tile, shared, r, slice, (thread & 1) * kSumsEach, shared.sums[dot] + (thread & 1) * kSumsEach);
+      const int half = (thread & 1) * kSumsEach;
+      if (s.access == Access::kGeneral) {
+        sum<false>(tile, shared, r, slice, half, shared.sums[dot] + half);
+      } else {
+        sum<true>(tile, shared, r, slice, half, shared.sums[dot] + half);
+      }
     } else {
       const int r = thread / static_cast<int>(s.part);
       const int64_t slice = first + thread % static_cast<int>(s.part);
@@ -72,6 +79,7 @@ struct RowDots {
   }
 
   // Channels c, c + 1, ..., c + 7 of the tile and of every sixteen that follow, each added to its own sum.
+  template <bool kAligned>
   SINPE_HD void sum(const Tile& tile, const Shared& shared, int r, int64_t slice, int32_t c, double* sums) const {
     const int64_t batch = shared.rows.batch[r], row = shared.rows.row[r];
     const T* x =
@@ -94,11 +102,11 @@ struct RowDots {
       for (int i = 0; i < kInFlight; ++i) {
         const int32_t at = c + i * kSums, left = tile.width - at;
         range[i] = {0, left < kSumsEach ? (left < 0 ? 0 : left) : kSumsEach};
-        if (left > 0) load<T, kSumsEach>(x, at, s.of_x.channel, range[i], &raw[i]);
+        if (left > 0) load<T, kSumsEach, kAligned>(x, at, s.of_x.channel, range[i], &raw[i]);
       }
       SINPE_UNROLLED
       for (int i = 0; i < kInFlight; ++i) {
-        if (range[i].to != 0) add(tile, shared, r, c + i * kSums, range[i], rng_offset, raw[i], total);
+        if (range[i].to != 0) add<kAligned>(tile, shared, r, c + i * kSums, range[i], rng_offset, raw[i], total);
       }
     }
     if (is_last(tile)) {
@@ -110,20 +118,50 @@ struct RowDots {
     }
   }
 
+  template <bool kAligned>
   SINPE_HD void add(const Tile& tile, const Shared& shared, int r, int32_t c, Range range, uint64_t rng_offset,
                     const Raw<T, kSumsEach>& raw, double* total) const {
-    const uint64_t step = static_cast<uint64_t>(s.of_rng_offsets.channel);
+    const uint64_t step = kAligned ? 1 : static_cast<uint64_t>(s.of_rng_offsets.channel);
     Draw drawn{};
-    if constexpr (kDrop) drawn = shared.draws.of(rng_offset + static_cast<uint64_t>(c) * step, step);
-    Real v[kSumsEach];
+    if constexpr (kDrop) {
+      const uint64_t first = rng_offset + static_cast<uint64_t>(c) * step;
+      drawn = kAligned ? shared.draws.counter(first) : shared.draws.of(first, step);
+    }
+    Real v[kSumsEach], pe[kSumsEach];
     raw.values(v);
-    const Real* pe = shared.rows.pe + r * tile.width + c;
+    load_row<kAligned>(shared.rows.pe + r * tile.width + c, pe, range);
+    const auto counts = [&](int k) {
+      return (kAligned || k < range.to) && (!kDrop || drawn.keeps(k, s.drop_limit));
+    };
+    if (angular_frequencies != nullptr) {
+      SINPE_UNROLLED
+      for (int k = 0; k < kSumsEach; ++k) {
+        if (!counts(k)) continue;
+        total[k] += static_cast<double>(v[k]) * static_cast<double>(pe[k]) * angular_frequencies[tile.channel + c + k];
+      }
+      return;
+    }
     SINPE_UNROLLED
     for (int k = 0; k < kSumsEach; ++k) {
-      if (k >= range.to) continue;
-      double product = static_cast<double>(v[k]) * static_cast<double>(pe[k]);
-      if (angular_frequencies != nullptr) product = product * angular_frequencies[tile.channel + c + k];
-      total[k] += !kDrop || drawn.keeps(k, s.drop_limit) ? product : 0.0;
+      const double a = static_cast<double>(v[k]), b = static_cast<double>(pe[k]);
+      // Unless they are doubles, their product is exact, and the sum is rounded once in either case.
+      const double sum = std::is_same<Real, double>::value ? total[k] + a * b : sinpe::fma(a, b, total[k]);
+      total[k] = counts(k) ? sum : total[k];
+    }
+  }
+
+  template <bool kAligned>
+  SINPE_HD static void load_row(const Real* from, Real* pe, Range range) {
+    if constexpr (kAligned) {
+      constexpr int kEach = 16 / static_cast<int>(sizeof(Real));
+      SINPE_UNROLLED
+      for (int k = 0; k < kSumsEach / kEach; ++k) {
+        const Bytes16 b = reinterpret_cast<const Bytes16*>(from)[k];
+        unpack<Real>(b, pe + k * kEach);
+      }
+    } else {
+      SINPE_UNROLLED
+      for (int k = 0; k < kSumsEach; ++k) pe[k] = k < range.to ? from[k] : Real{0};
     }
   }
 
@@ -148,12 +186,16 @@ sinpe_status launch_dots(const DevicePlan& plan, const sinpe_add_arguments& a, c
   const bool by_sample = a.positions != nullptr && a.position_strides[0] != 0 && shape.batch > 1;
   s.middle = shape.middle;
   s.slices = by_sample ? shape.middle : shape.batch * shape.middle;
-  Tiling tiling(by_sample ? shape.rows * shape.batch : shape.rows, shape.dim, by_sample, multiprocessors());
+  Tiling tiling(by_sample ? shape.rows * shape.batch : shape.rows, shape.dim, by_sample, multiprocessors(), kTile,
+                kValues<accumulate_t<T>>);
   tiling.columns = Divisor(1);
   s.part = kDots / tiling.height < s.slices ? kDots / tiling.height : s.slices;
   const int64_t parts = (s.slices + s.part - 1) / s.part;
   if (parts > kMaxBlocks) return launch_failed("more slices than a grid can have");
   s.parts = Divisor(static_cast<uint32_t>(parts));
+  const bool aligned = shape.dim % kSumsEach == 0 && rows_begin_at<T>(a.x, s.of_x, s.dims, kSumsEach) &&
+                       (a.dropout.drop == 0 || rows_begin_counters(s));
+  s.access = aligned ? Access::kAligned : Access::kGeneral;
   const int64_t blocks = tiling.tiles() * parts;
   sinpe_status status = SINPE_OK;
   for (int64_t channel = 0; channel < shape.dim && status == SINPE_OK; channel += kTile) {

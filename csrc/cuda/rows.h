@@ -10,12 +10,9 @@
 namespace sinpe {
 namespace cuda {
 
-#if !defined(SINPE_CUDA_TILE_ROWS)  // a macro for the same reason as SINPE_CUDA_WAVES, cuda/apply_launch.h
-#define SINPE_CUDA_TILE_ROWS 64
-#endif
 constexpr int kThreadBits = 8, kThreads = 1 << kThreadBits;
 constexpr int kTile = 2048;                      // values per tile: eight per thread
-constexpr int kTileRows = SINPE_CUDA_TILE_ROWS;  // maximum rows per tile
+constexpr int kTileRows = 64;                    // maximum rows per tile
 
 // Partition of the rows and channels into tiles. If positions differ between samples, the rows include the batch
 // dimension.
@@ -26,14 +23,15 @@ struct Tiling {
   Divisor columns;        // columns of tiles
   bool by_sample;
   // `wanted`: target number of tiles; tiles have fewer rows if there would be fewer. `widest`: maximum width of a tile.
-  Tiling(int64_t n_rows, int64_t n_dim, bool per_sample, int64_t wanted, int64_t widest = kTile)
+  // `values`: maximum number of values of a tile.
+  Tiling(int64_t n_rows, int64_t n_dim, bool per_sample, int64_t wanted, int64_t widest = kTile, int64_t values = kTile)
       : rows(n_rows),
         dim(n_dim),
         height(1),
         width(static_cast<int32_t>(n_dim < widest ? n_dim : widest)),
         columns(static_cast<uint32_t>((n_dim + widest - 1) / widest)),
         by_sample(per_sample) {
-    const int64_t fit = kTile / width, most = fit < kTileRows ? fit : kTileRows;
+    const int64_t fit = values / width, most = fit < kTileRows ? fit : kTileRows;
     const int64_t share = n_rows / ((wanted + columns.d - 1) / columns.d);
     height = static_cast<int32_t>(share < 1 ? 1 : (share < most ? share : most));
   }
@@ -110,13 +108,13 @@ struct TileStrides {
 };
 
 // A tile of the encoding, shared by the threads of a block. `Arithmetic` is one of core/sample.h.
-template <class Arithmetic>
+template <class Arithmetic, int kValues = kTile>
 struct TileRows {
   using Real = typename Arithmetic::Real;
   using Operand = RowPositions;
   static constexpr bool kEncoded = true, kSampled = true;  // there is an encoding; positions may differ between samples
   static constexpr int64_t kMaxTransposedWidth = kTileRows;  // of a transposed tile, in positions
-  alignas(16) Real pe[kTile];
+  alignas(16) Real pe[kValues];
   Tile tile;
   TileStrides tile_strides;
   Plan plan;
