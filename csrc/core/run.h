@@ -24,6 +24,7 @@ struct FastRange {
   uint32_t integer_limit;  // limit of integer positions (0, or 1 and more), relative to 0
   int32_t square_offset;   // offset of the lower limit of the square of a rest, see is_lost
   float range_error;       // error bound of a RangeRun's samples, relative to the position
+  float rotate_error;      // the same of rotated samples
   static constexpr uint32_t kFirst = 993u << 20;
 
   FastRange() = default;
@@ -33,7 +34,9 @@ struct FastRange {
     const int exponent = turns > -9 ? 44 - turns : 53;
     limit = exponent > -30 ? static_cast<uint32_t>(exponent + 30) << 20 : 0;
     integer_limit = limit == 0 ? 1 : kFirst + limit;
-    range_error = static_cast<float>(plan.max_turns * magnitude(plan.amplitude) * 0x1p-49);  // 2*pi * 2^-52 and a margin
+    range_error =
+        static_cast<float>(plan.max_turns * magnitude(plan.amplitude) * 0x1p-49);  // 2*pi * 2^-52 and a margin
+    rotate_error = static_cast<float>(kRotateError * magnitude(plan.amplitude));
     // Frequencies below 2^-60 have no fast phase.
     square_offset = ((turns < -400 ? -800 : 2 * turns) - 1115) * (1 << 20);
   }
@@ -57,7 +60,7 @@ struct FastRange {
 template <class Arithmetic, bool kConsecutive>
 struct Run;
 
-// Rotated from the first row, at most kAnchorRows rows.
+// Rotated from the first row, at most kAnchorRows rows. A single row has a smaller error bound.
 template <>
 struct Run<InDouble, true> {
   // begin() checks the range of the whole run and applies the amplitude.
@@ -66,12 +69,14 @@ struct Run<InDouble, true> {
 
   SINPE_HD bool begin(const Plan& plan, int64_t osc, Position first, int32_t rows, const FastRange& fast_range) {
     const double hi = plan.turns_hi[osc], lo = plan.turns_lo[osc], last = first.d + static_cast<double>(rows);
-    const double k_bound = kRotateError * (plan.amplitude < 0 ? -plan.amplitude : plan.amplitude);
+    const double k_bound = (rows == 1 ? kFastError : kRotateError) * magnitude(plan.amplitude);
     const double farthest = magnitude(first.d) < magnitude(last) ? last : first.d, one = sine_bound(k_bound, hi);
     bool good = fast_range.contains(first.d) && fast_range.contains(farthest) && fast_range.contains(1.0);
     good = good &&
            (k_bound == 0.0 || (k_bound >= kMinNormalValue && (one == 0.0 || one >= kRotateError * kMinNormalValue)));
     if (!good) return false;
+    step_sin = step_cos = 0.0;
+    if (rows > 1 && !accurate_sincos(1.0, hi, lo, 1.0, &step_sin, &step_cos)) return false;
     bits_t<double> quarter;
     const double t = fast_phase(first.d, hi, lo, &quarter);
     sincos_fast(t, &value, &ahead);
@@ -80,7 +85,7 @@ struct Run<InDouble, true> {
     ahead = plan.amplitude * ahead;
     bound = sine_bound(k_bound, farthest * hi);
     ahead_bound = k_bound;
-    return accurate_sincos(1.0, hi, lo, 1.0, &step_sin, &step_cos);
+    return true;
   }
   SINPE_HD Sample<float> at(const FastRange&, Position, const Amplitude&, Undecided* undecided) {
     undecided->add(value, bound);
@@ -185,7 +190,7 @@ SINPE_HD void find_range(float v, float relative, float absolute, float* low, fl
   *high = v + error;
 }
 
-// As Run, with ranges instead of samples. row_error() is the absolute error of the samples of a row, an argument of at().
+// As Run, with ranges instead of samples. row_error(), an argument of at(), is the same for all oscillators of a row.
 template <class Arithmetic, bool kConsecutive>
 struct RangeRun;
 
@@ -194,17 +199,15 @@ template <>
 struct RangeRun<InDouble, true> {
   static constexpr bool kCallerChecksRange = false, kScales = false;
   Run<InDouble, true> run;
-  float sine_error, cosine_error;
+  float sine_error;
 
   SINPE_HD bool begin(const Plan& plan, int64_t osc, Position first, int32_t rows, const FastRange& fast_range) {
     const bool good = run.begin(plan, osc, first, rows, fast_range);
-    // The bounds exceed the errors by more than the rounding of this conversion.
-    sine_error = static_cast<float>(run.bound);
-    cosine_error = static_cast<float>(run.ahead_bound);
+    sine_error = static_cast<float>(run.bound);  // exceeds the error by more than the rounding of this conversion
     return good;
   }
-  SINPE_HD static float row_error(const FastRange&, Position) { return 0.0f; }
-  SINPE_HD SampleRange at(Position, const Amplitude&, float) {
+  SINPE_HD static float row_error(const FastRange& fast_range, Position) { return fast_range.rotate_error; }
+  SINPE_HD SampleRange at(Position, const Amplitude&, float cosine_error) {
     constexpr float kRelative = 0x1.1p-24f;  // the rounding to float, 2^-24, and a margin
     SampleRange v;
     find_range(static_cast<float>(run.value), kRelative, sine_error, &v.low.s, &v.high.s);

@@ -150,7 +150,8 @@ struct Apply {
           const int32_t slice = i / height, r = i - slice * height;
           const int64_t id = s.ids[shared.row[r].ids + shared.slice[slice].ids];
           shared.ids.of[i] = id;
-          if (slice < s.lanes * kMaxInFlight && s.access != Access::kGeneral && static_cast<uint64_t>(id) < static_cast<uint64_t>(s.num_embeddings)) {
+          if (slice < s.lanes * kMaxInFlight && s.access != Access::kGeneral &&
+              static_cast<uint64_t>(id) < static_cast<uint64_t>(s.num_embeddings)) {
             const T* row = static_cast<const T*>(s.x) + id * s.weight_stride + shared.tile.channel;
             SINPE_ROLLED
             for (int32_t c = 0; c < shared.tile.width; c += kLine) prefetch(row + c);
@@ -178,8 +179,8 @@ struct Apply {
     SINPE_ROLLED
     for (int32_t i = thread; i < of_slice * some; i += kThreads) {
       const int32_t slice = i / of_slice, within = i - slice * of_slice, r = within / lines, line = within - r * lines;
-      prefetch(static_cast<const T*>(s.x) + s.slice_offset(s.of_x, false, first + slice) +
-               (tile.row + r) * s.of_x.row + tile.channel + line * kLine);
+      prefetch(static_cast<const T*>(s.x) + s.slice_offset(s.of_x, false, first + slice) + (tile.row + r) * s.of_x.row +
+               tile.channel + line * kLine);
     }
   }
 

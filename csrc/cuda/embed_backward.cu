@@ -61,18 +61,25 @@ struct RowStarts {
   }
 };
 
-// kNodes: computes the full nodes of a level; otherwise the rows.
-template <class T, bool kDrop, bool kNodes>
+// kNodes: computes the full nodes of a level; otherwise the rows. kAligned: tokens are evenly spaced, and those of grad and rows of the
+// result begin and end at multiples of 16 bytes and of the eight elements of a Philox block.
+template <class T, bool kDrop, bool kNodes, bool kAligned>
 struct EmbedBackward {
   using Real = accumulate_t<T>;
   static constexpr int kPhases = kDrop ? 2 : 1, kThreads = cuda::kThreads;
-  static constexpr int kBlocks = kDrop || std::is_same<Real, double>::value ? 2 : kNodes ? 4 : 3;
+  static constexpr int kBlocks = std::is_same<Real, double>::value ? 2
+                                 : !kDrop                          ? (kNodes ? 4 : 3)
+                                 : !kAligned                       ? 2
+                                 : sizeof(T) == 2 && kNodes        ? 4
+                                                                   : 3;
   struct Shared {
     Draws draws;
   };
   // Tokens and nodes whose loads are in flight together: 64 bytes, or 128 bytes for child nodes. (With 128 bytes for
-  // the nodes of a row, fewer threads would fit.)
-  static constexpr int kTokensAhead = kDrop ? 2 : sizeof(T) == 8 ? 1 : 8 / static_cast<int>(sizeof(T));
+  // the nodes of a row, and with more tokens and dropout, fewer threads would fit.)
+  static constexpr int kTokensAhead = sizeof(T) == 8 ? (kDrop && !kAligned ? 2 : 1)
+                                      : kDrop        ? 2
+                                                     : 8 / static_cast<int>(sizeof(T));
   static constexpr int kNodesAhead = (kNodes ? 16 : 8) / static_cast<int>(sizeof(Real));
 
   const T* grad;
@@ -103,9 +110,10 @@ struct EmbedBackward {
       const int64_t item = static_cast<int64_t>(down) * lanes + lane;
       if (lane >= lanes || octet >= octets || item >= items) return;
       int64_t c = static_cast<int64_t>(octet) * kOctet;
-      if (misaligned)
+      if (!kAligned && misaligned)
         c -= static_cast<int64_t>(reinterpret_cast<uintptr_t>(out + item * dim) / sizeof(T) & (kOctet - 1));
-      const Range range{c < 0 ? static_cast<int>(-c) : 0, dim - c < kOctet ? static_cast<int>(dim - c) : kOctet};
+      Range range{0, kOctet};
+      if (!kAligned) range = {c < 0 ? static_cast<int>(-c) : 0, dim - c < kOctet ? static_cast<int>(dim - c) : kOctet};
       if (range.from >= range.to) return;
       if constexpr (kNodes) {
         make_node(item, c, range, shared.draws);
@@ -128,7 +136,7 @@ struct EmbedBackward {
     } else {
       add_nodes(level - 1, index, kTerms, c, range, total);
     }
-    store<Real, kOctet>(nodes[level] + slot * width, c, 1, range, total);
+    store<Real, kOctet, kAligned>(nodes[level] + slot * width, c, 1, range, total);
   }
 
   SINPE_HD void make_row(int64_t row, int64_t c, Range range, const Draws& draws) const {
@@ -154,7 +162,7 @@ struct EmbedBackward {
     }
     SINPE_UNROLLED
     for (int i = 0; i < kOctet; ++i) total[i] = n != 0 ? total[i] * factor : Real{0};
-    store<T, kOctet>(out + row * dim, c, 1, range, total);
+    store<T, kOctet, kAligned>(out + row * dim, c, 1, range, total);
   }
 
   SINPE_HD bool is_summed(int64_t row) const { return row != padding_idx && !(kDrop && limit == drop_limit(kDropAll)); }
@@ -167,7 +175,7 @@ struct EmbedBackward {
       Raw<Real, kOctet> raw[kNodesAhead];
       SINPE_UNROLLED
       for (int i = 0; i < kNodesAhead; ++i) {
-        if (k + i < n) load<Real, kOctet>(node + static_cast<int64_t>(k + i) * width, c, 1, range, &raw[i]);
+        if (k + i < n) load<Real, kOctet, kAligned>(node + static_cast<int64_t>(k + i) * width, c, 1, range, &raw[i]);
       }
       SINPE_UNROLLED
       for (int i = 0; i < kNodesAhead; ++i) {
@@ -183,8 +191,8 @@ struct EmbedBackward {
     for (int i = 0; i < kOctet; ++i) total[i] += v[i];
   }
 
-  // The loads of one round are issued before any of them is used. Without dropout, so are the loads of the next round's
-  // token indices. (With dropout, tokens are needed until they are added, and there are too few registers.)
+  // The loads of one round are issued before any of them is used, and so are the loads of the next round's token indices, unless
+  // there are too few registers.
   SINPE_HD void add_tokens(int64_t index, int n, int64_t c, Range range, const Draws& draws, Real* total) const {
     int64_t next[kTokensAhead];
     find_tokens(index, n, next);
@@ -195,14 +203,14 @@ struct EmbedBackward {
       SINPE_UNROLLED
       for (int i = 0; i < kTokensAhead; ++i) {
         token[i] = next[i];
-        if (k + i < n) load<T, kOctet>(grad + offset_of(strides, token[i]), c, strides[dims], range, &raw[i]);
+        if (k + i < n) load<T, kOctet, kAligned>(grad + offset_of(strides, token[i]), c, strides[dims], range, &raw[i]);
       }
-      if (!kDrop) find_tokens(index + k + kTokensAhead, n - k - kTokensAhead, next);
+      if (kAligned || !kDrop) find_tokens(index + k + kTokensAhead, n - k - kTokensAhead, next);
       SINPE_UNROLLED
       for (int i = 0; i < kTokensAhead; ++i) {
         if (k + i < n) add_token(token[i], c, draws, raw[i], total);
       }
-      if (kDrop) find_tokens(index + k + kTokensAhead, n - k - kTokensAhead, next);
+      if (kDrop && !kAligned) find_tokens(index + k + kTokensAhead, n - k - kTokensAhead, next);
     }
   }
 
@@ -213,7 +221,7 @@ struct EmbedBackward {
   }
 
   SINPE_HD int64_t offset_of(const int64_t* of, int64_t token) const {
-    return even ? token * of[dims - 1] : offset_at(sizes, of, dims, token);
+    return kAligned || even ? token * of[dims - 1] : offset_at(sizes, of, dims, token);
   }
 
   SINPE_HD void add_token(int64_t token, int64_t c, const Draws& draws, const Raw<T, kOctet>& raw, Real* total) const {
@@ -221,8 +229,9 @@ struct EmbedBackward {
     raw.values(v);
     Draw drawn{};
     if constexpr (kDrop) {
-      const int64_t offset = offset_of(steps, token) + c * steps[dims];
-      drawn = draws.of(first_rng_offset + static_cast<uint64_t>(offset), static_cast<uint64_t>(steps[dims]));
+      const int64_t offset = offset_of(steps, token) + (kAligned ? c : c * steps[dims]);
+      const uint64_t first = first_rng_offset + static_cast<uint64_t>(offset);
+      drawn = kAligned ? draws.counter(first) : draws.of(first, static_cast<uint64_t>(steps[dims]));
     }
     SINPE_UNROLLED
     for (int i = 0; i < kOctet; ++i) total[i] += !kDrop || drawn.keeps(i, limit) ? v[i] : Real{0};
@@ -236,10 +245,10 @@ bool tokens_are_even(const int64_t* sizes, const int64_t* strides, int dims) {
   return true;
 }
 
-template <class T, bool kDrop, bool kNodes>
+template <class T, bool kDrop, bool kNodes, bool kAligned>
 sinpe_status launch_level(const sinpe_embed_backward_arguments& a, const SortedIds& sorted, void* scratch, int level,
                           const DeviceScalars& scalars, Stream stream) {
-  EmbedBackward<T, kDrop, kNodes> body{};
+  EmbedBackward<T, kDrop, kNodes, kAligned> body{};
   using Real = accumulate_t<T>;
   const int dims = a.rank - 1;
   const RngOffsets rng_offsets(a.dropout, a.sizes, a.rank);
@@ -273,7 +282,8 @@ sinpe_status launch_level(const sinpe_embed_backward_arguments& a, const SortedI
   const uint32_t drop = static_cast<uint32_t>(a.dropout.drop);
   body.limit = drop_limit(drop);
   body.factor = static_cast<Real>(kDrop ? a.scale * dropout_scale(drop) : a.scale);
-  body.misaligned = !kNodes && (reinterpret_cast<uintptr_t>(a.out) / sizeof(T) % kOctet != 0 || body.dim % kOctet != 0);
+  body.misaligned =
+      !kNodes && !kAligned && (reinterpret_cast<uintptr_t>(a.out) / sizeof(T) % kOctet != 0 || body.dim % kOctet != 0);
   const int64_t octets = (body.dim + (body.misaligned ? kOctet - 1 : 0) + kOctet - 1) / kOctet;
   if (octets > kMaxBlocks) return launch_failed("more channels than a grid can have");
   body.octets = static_cast<uint32_t>(octets);
@@ -282,7 +292,20 @@ sinpe_status launch_level(const sinpe_embed_backward_arguments& a, const SortedI
   return launch(body, (body.items + body.lanes - 1) / body.lanes * body.columns, stream);
 }
 
-template <class T, bool kDrop>
+// See EmbedBackward.
+template <class T>
+bool is_aligned_call(const sinpe_embed_backward_arguments& a) {
+  const int dims = a.rank - 1;
+  const RngOffsets rng_offsets(a.dropout, a.sizes, a.rank);
+  const auto is_even = [&](const int64_t* strides) {
+    return tokens_are_even(a.sizes, strides, dims) && strides[dims - 1] % kOctet == 0 && strides[dims] == 1;
+  };
+  const bool draws_evenly = rng_offsets.base % kOctet == 0 && is_even(rng_offsets.strides);
+  return a.sizes[dims] % kOctet == 0 && is_even(a.grad_strides) && reinterpret_cast<uintptr_t>(a.grad) % 16 == 0 &&
+         reinterpret_cast<uintptr_t>(a.out) % 16 == 0 && (a.dropout.drop == 0 || draws_evenly);
+}
+
+template <class T, bool kDrop, bool kAligned>
 sinpe_status launch_levels(const sinpe_embed_backward_arguments& a, const SortedIds& sorted, void* scratch,
                            const DeviceScalars& scalars, Stream stream) {
   const int64_t count = product(a.sizes, a.rank - 1), rows = a.num_embeddings;
@@ -290,9 +313,9 @@ sinpe_status launch_levels(const sinpe_embed_backward_arguments& a, const Sorted
   const RowStarts starts{sorted.ids, static_cast<int64_t*>(scratch), count, rows};
   sinpe_status status = launch(starts, rows / RowStarts::kThreads + 1, stream);
   for (int level = 1; status == SINPE_OK && level <= levels; ++level) {
-    status = launch_level<T, kDrop, true>(a, sorted, scratch, level, scalars, stream);
+    status = launch_level<T, kDrop, true, kAligned>(a, sorted, scratch, level, scalars, stream);
   }
-  return status != SINPE_OK ? status : launch_level<T, kDrop, false>(a, sorted, scratch, 0, scalars, stream);
+  return status != SINPE_OK ? status : launch_level<T, kDrop, false, kAligned>(a, sorted, scratch, 0, scalars, stream);
 }
 
 // Bytes of scratch memory for the starts of the rows and the nodes.
@@ -323,13 +346,14 @@ sinpe_status sinpe::cuda::embed_backward(const sinpe_embed_backward_arguments& a
   if (a.out == nullptr || (count > 0 && (a.grad == nullptr || a.ids == nullptr)) || scratch == nullptr)
     return SINPE_BAD_ARGUMENT;
   SortedIds sorted;
-  const sinpe_status status =
-      sort_ids(a.ids, a.sizes, a.id_strides, a.rank - 1, count, a.num_embeddings,
-               static_cast<char*>(scratch) + bytes_of_nodes(a, count), stream, &sorted);
+  const sinpe_status status = sort_ids(a.ids, a.sizes, a.id_strides, a.rank - 1, count, a.num_embeddings,
+                                       static_cast<char*>(scratch) + bytes_of_nodes(a, count), stream, &sorted);
   if (status != SINPE_OK) return status;
   return with_type(a.dtype, [&](auto type) {
     using T = decltype(type);
-    const auto run = a.dropout.drop != 0 ? launch_levels<T, true> : launch_levels<T, false>;
+    const bool drops = a.dropout.drop != 0;
+    const auto run = is_aligned_call<T>(a) ? (drops ? launch_levels<T, true, true> : launch_levels<T, false, true>)
+                                           : (drops ? launch_levels<T, true, false> : launch_levels<T, false, false>);
     return run(a, sorted, scratch, scalars, stream);
   });
 }

@@ -12,7 +12,8 @@ constexpr int kSums = 16;                            // partial sums per dot pro
 constexpr int kSumsEach = 8;                         // per thread: eight channels, one Philox block
 constexpr int kDots = kThreads * kSumsEach / kSums;  // dot products per block
 template <class Real>
-constexpr int kValues = sizeof(Real) == 8 ? kTile : 2 * kTile;  // of a tile: enough rows for all dot products of a block
+constexpr int kValues =
+    sizeof(Real) == 8 ? kTile : 2 * kTile;  // of a tile: enough rows for all dot products of a block
 
 template <class T, class Arithmetic, bool kDrop>
 struct RowDots {
@@ -130,9 +131,7 @@ struct RowDots {
     Real v[kSumsEach], pe[kSumsEach];
     raw.values(v);
     load_row<kAligned>(shared.rows.pe + r * tile.width + c, pe, range);
-    const auto counts = [&](int k) {
-      return (kAligned || k < range.to) && (!kDrop || drawn.keeps(k, s.drop_limit));
-    };
+    const auto counts = [&](int k) { return (kAligned || k < range.to) && (!kDrop || drawn.keeps(k, s.drop_limit)); };
     if (angular_frequencies != nullptr) {
       SINPE_UNROLLED
       for (int k = 0; k < kSumsEach; ++k) {

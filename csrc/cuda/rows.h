@@ -11,8 +11,8 @@ namespace sinpe {
 namespace cuda {
 
 constexpr int kThreadBits = 8, kThreads = 1 << kThreadBits;
-constexpr int kTile = 2048;                      // values per tile: eight per thread
-constexpr int kTileRows = 64;                    // maximum rows per tile
+constexpr int kTile = 2048;    // values per tile: eight per thread
+constexpr int kTileRows = 64;  // maximum rows per tile
 
 // Partition of the rows and channels into tiles. If positions differ between samples, the rows include the batch
 // dimension.

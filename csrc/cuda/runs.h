@@ -12,7 +12,8 @@
 namespace sinpe {
 namespace cuda {
 
-constexpr int kRunRowBits = 5, kMaxRunRows = 1 << kRunRowBits;  // per run: a bit for each row with an undecided rounding
+constexpr int kRunRowBits = 5,
+              kMaxRunRows = 1 << kRunRowBits;  // per run: a bit for each row with an undecided rounding
 
 // Kind of the positions of a call.
 enum class PositionKind { kConsecutive, kInteger, kFloat };
@@ -31,11 +32,15 @@ struct Runs {
   static constexpr int kBlocks = !kAdds && (kRange || std::is_same<T, float>::value) ? 3 : 2;
   static constexpr int kEach = 16 / static_cast<int>(sizeof(T));  // values of a row per thread
   static constexpr int kOsc = kEach / 2;                          // oscillators per thread
-  // Rows that a thread computes at once, while as many more are loaded: as many as there are registers for.
-  static constexpr int kAdded = std::is_same<Arithmetic, InSingle>::value ? (kOsc == 4 && kKind == PositionKind::kFloat ? 1 : 2)
-                                : kOsc == 1                               ? 2
-                                : kOsc == 4 && kConsecutive               ? 3
-                                                                          : 4;
+  // Rows that a thread computes at once, while as many more are loaded: as many as there are registers for. The compiler
+  // uses more registers for newer architectures.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+  static constexpr int kMost = kOsc == 4 && kConsecutive ? 1 : 2;
+#else
+  static constexpr int kMost = kOsc == 1 ? 2 : (kOsc == 4 && kConsecutive ? 3 : 4);
+#endif
+  static constexpr int kSingle = kOsc == 4 && kKind == PositionKind::kFloat ? 1 : 2;
+  static constexpr int kAdded = std::is_same<Arithmetic, InSingle>::value ? kSingle : kMost;
   static constexpr int kInFlight = kAdds ? kAdded : (kOsc == 4 && kConsecutive ? 1 : 2);
   struct Shared {
     uint32_t n;                                  // number of pieces with an undecided rounding
@@ -45,9 +50,10 @@ struct Runs {
   DevicePlan packed_plan;
   RowPositions positions;
   int64_t rows;
-  int32_t height;   // rows per run
-  Divisor threads;  // threads per row
-  bool even;        // rows begin at multiples of 16 bytes
+  int32_t height;     // rows per run
+  Divisor threads;    // threads per row
+  bool one_position;  // all rows have the position of the first; then runs have one row
+  bool even;          // rows begin at multiples of 16 bytes
   const T* x;
   T* out;
   int64_t x_step, out_step, position_step;  // strides of rows, in bytes
@@ -112,7 +118,8 @@ struct Runs {
       SINPE_ROLLED
       for (int32_t r = 0; r < at.height; ++r) {
         if ((undecided >> r & 1) != 0)
-          shared.undecided[take_one(&shared.n)] = static_cast<uint16_t>(thread << kRunRowBits | static_cast<uint32_t>(r));
+          shared.undecided[take_one(&shared.n)] =
+              static_cast<uint16_t>(thread << kRunRowBits | static_cast<uint32_t>(r));
       }
     }
   }
@@ -155,7 +162,8 @@ struct Runs {
   // Sets *first to the first of consecutive positions; returns false if one of them is beyond int64.
   SINPE_HD bool find_first(const ThreadRows& at, Position* first) const {
     Position last;
-    return positions.at(packed_plan, 0, at.row + at.height - 1, &last) && positions.at(packed_plan, 0, at.row, first);
+    const int64_t row = one_position ? 0 : at.row;
+    return positions.at(packed_plan, 0, row + at.height - 1, &last) && positions.at(packed_plan, 0, row, first);
   }
 
   // 16 bytes of each row, or twice 8. Returns a bit for each row with an undecided rounding, which is not written.
@@ -260,19 +268,19 @@ struct Runs {
     };
     // The loads for the next rows are in flight while rows are computed.
     constexpr std::integral_constant<int, kInFlight> kGroup{};
+    constexpr std::integral_constant<int, 1> kOne{};
     Loaded<Piece, kPieces> next{};
     int32_t r = 0;
-    if (at.height >= kGroup) fetch(kGroup, &next);
+    if (at.height >= kInFlight) fetch(kGroup, &next);
     SINPE_ROLLED
-    for (; r + kGroup <= at.height; r += kGroup) {
+    for (; r + kInFlight <= at.height; r += kInFlight) {
       const auto current = next;
-      if (r + 2 * kGroup <= at.height) fetch(kGroup, &next);
+      if (r + 2 * kInFlight <= at.height) fetch(kGroup, &next);
       make_some(kGroup, r, current);
     }
     if constexpr (kInFlight > 1) {
       SINPE_ROLLED
       for (; r < at.height; ++r) {
-        constexpr std::integral_constant<int, 1> kOne{};
         fetch(kOne, &next);
         make_some(kOne, r, next);
       }
@@ -339,7 +347,7 @@ struct Runs {
     const int64_t osc = plan.channel_oscillator(c, &cosine);
     Position p;
     Sample<Real> v{static_cast<Real>(quiet_nan()), static_cast<Real>(quiet_nan())};
-    if (positions.at(packed_plan, 0, row, &p)) {
+    if (positions.at(packed_plan, 0, one_position ? 0 : row, &p)) {
       const FastRange fast_range(plan);
       Run<Arithmetic, false> run;
       Undecided undecided;
@@ -370,6 +378,7 @@ sinpe_status launch_runs(const DevicePlan& plan, const sinpe_add_arguments& a, c
             product(a.sizes, a.rank - 1),
             kMaxRunRows,
             Divisor(),
+            a.rank == 3,
             false,
             static_cast<const T*>(a.x),
             static_cast<T*>(a.out),
@@ -391,15 +400,16 @@ sinpe_status launch_runs(const DevicePlan& plan, const sinpe_add_arguments& a, c
   constexpr int kMaxHeight = kMaxRunRows - kMaxRunRows % Body::kInFlight;
   const int64_t wave = int64_t{Body::kBlocks} * multiprocessors() * kThreads, all = body.rows * threads;
   const int64_t needed = all / (wave * kMaxHeight) + 1, waves = needed < 4 ? 4 : needed;
-  const int64_t height = (all + wave * waves - 1) / (wave * waves);
-  body.height = static_cast<int32_t>(height < Body::kInFlight ? height : (height + Body::kInFlight - 1) / Body::kInFlight * Body::kInFlight);
+  const int64_t height = body.one_position ? 1 : (all + wave * waves - 1) / (wave * waves);
+  body.height = static_cast<int32_t>(
+      height < Body::kInFlight ? height : (height + Body::kInFlight - 1) / Body::kInFlight * Body::kInFlight);
   const int64_t items = (body.rows + body.height - 1) / body.height * threads;
   if (items > kMaxBlocks - kThreads) return launch_failed("more elements than one launch can have");
   return launch(body, (items + kThreads - 1) / kThreads, stream);
 }
 
-// Computes the rows of the encoding, added to x if kAdds. The arguments must be checked, not empty, two-dimensional,
-// and have contiguous channels.
+// Computes the rows of the encoding, added to x if kAdds. The arguments must be checked, not empty, and have contiguous
+// channels. With three dimensions, the samples have one row each, at the same position.
 template <PositionKind kKind, bool kAdds>
 sinpe_status run_rows(const DevicePlan& plan, const sinpe_add_arguments& a, const DeviceScalars& scalars,
                       Stream stream) {

@@ -18,7 +18,7 @@ namespace on_host = sinpe::cuda::on_host;
 
 constexpr int64_t kBatch = 3, kRows = 5, kDim = 64, kVocabulary = 7;
 constexpr int64_t kFar = int64_t{1} << 60;  // a position beyond the fast range: its values are computed after a barrier
-std::map<std::string, int32_t> phases_of;  // of each kernel that was launched
+std::map<std::string, int32_t> phases_of;   // of each kernel that was launched
 
 void see(const char* body, int32_t phases) { phases_of[body] = phases; }
 
