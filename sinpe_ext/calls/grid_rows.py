@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..backend import loader
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding, Piece
 from ..ops import encoded_rows, traced
@@ -23,6 +24,8 @@ from ..runtime.device_constants import on_device
 from ..runtime.outside_modes import outside_modes
 
 _is_compiling = torch.compiler.is_compiling
+
+MAX_CACHED = 1 << 16  # elements of the rows of a grid's axes; those of larger grids are computed anew in each call
 
 
 @constant_in_graph
@@ -127,7 +130,7 @@ def all_pieces(grid: GridEncoding, lengths: Sequence[int]) -> tuple[Piece, ...]:
 
 def values(
     grid: GridEncoding,
-    lengths: Sequence[int],
+    lengths: tuple[int, ...],
     starts: Sequence[Any],
     acc: torch.dtype,
     device: torch.device,
@@ -135,6 +138,26 @@ def values(
     by_channels: bool,
 ) -> Tensor:
     """The operand `values` of `add_grid_out`: alpha times the rows of the axes in acc, all pieces concatenated."""
+    elements = sum(lengths[piece.axis] * piece.encoding.dim for piece in all_pieces(grid, lengths))
+    if elements <= MAX_CACHED and all(type(start) is int for start in starts):
+        key = grid, lengths, tuple(starts), acc, by_channels, loader.compiled("cpu")
+        rows = on_device(key, device, lambda: _cached_rows(*key)) if device.type == "cuda" else _cached_rows(*key)
+    else:
+        rows = _rows(grid, lengths, starts, acc, device, by_channels)
+    if isinstance(alpha, Tensor):
+        return rows * alpha.detach().to(acc).reshape(())
+    return rows * alpha if alpha != 1.0 else rows
+
+
+def _rows(
+    grid: GridEncoding,
+    lengths: Sequence[int],
+    starts: Sequence[Any],
+    acc: torch.dtype,
+    device: torch.device,
+    by_channels: bool,
+) -> Tensor:
+    """`values` for an alpha of 1."""
     parts = []
     for k, piece in enumerate(all_pieces(grid, lengths)):
         length = lengths[piece.axis]
@@ -145,10 +168,21 @@ def values(
         parts.append((rows.t() if by_channels else rows).reshape(-1))
     if not parts:
         return torch.zeros(0, dtype=acc, device=device)
-    all_values = torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
-    if isinstance(alpha, Tensor):
-        return all_values.mul_(alpha.detach().to(acc).reshape(()))
-    return all_values.mul_(alpha) if alpha != 1.0 else all_values
+    return torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
+
+
+@lru_cache(maxsize=256)
+@outside_modes
+def _cached_rows(
+    grid: GridEncoding,
+    lengths: tuple[int, ...],
+    starts: tuple[int, ...],
+    acc: torch.dtype,
+    by_channels: bool,
+    _compiled: bool,  # part of the key: the last bit of float64 rows depends on it
+) -> Tensor:
+    """`_rows` on the CPU."""
+    return _rows(grid, lengths, starts, acc, torch.device("cpu"), by_channels)
 
 
 @lru_cache(maxsize=256)

@@ -384,6 +384,7 @@ def test_capture_is_checked_on_the_device_of_the_tensor(monkeypatch: pytest.Monk
             current.pop()
 
     monkeypatch.setattr(torch.cuda, "device", Entered)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[-1] == 1)
     assert [device_constants._is_capturing(torch.device("cuda", index)) for index in (0, 1)] == [False, True]
