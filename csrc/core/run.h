@@ -24,7 +24,8 @@ struct FastRange {
   uint32_t integer_limit;  // limit of integer positions (0, or 1 and more), relative to 0
   int32_t square_offset;   // offset of the lower limit of the square of a rest, see is_lost
   float range_error;       // error bound of a RangeRun's samples, relative to the position
-  float rotate_error;      // the same of rotated samples
+  float rotate_error;      // error bound of rotated samples
+  float phase_error;       // error bound of samples by the upper half of the integer phase, relative to the position
   static constexpr uint32_t kFirst = 993u << 20;
 
   FastRange() = default;
@@ -36,6 +37,7 @@ struct FastRange {
     integer_limit = limit == 0 ? 1 : kFirst + limit;
     range_error =
         static_cast<float>(plan.max_turns * magnitude(plan.amplitude) * 0x1p-49);  // 2*pi * 2^-52 and a margin
+    phase_error = static_cast<float>(magnitude(plan.amplitude) * 0x1p-62);         // 2*pi * 2^-65 and a margin
     rotate_error = static_cast<float>(kRotateError * magnitude(plan.amplitude));
     // Frequencies below 2^-60 have no fast phase.
     square_offset = ((turns < -400 ? -800 : 2 * turns) - 1115) * (1 << 20);
@@ -190,6 +192,13 @@ SINPE_HD void find_range(float v, float relative, float absolute, float* low, fl
   *high = v + error;
 }
 
+SINPE_HD SampleRange range_of(Sample<float> v, const Amplitude& amplitude, float relative, float absolute) {
+  SampleRange range;
+  find_range(v.s * amplitude.parts.hi, relative, absolute, &range.low.s, &range.high.s);
+  find_range(v.c * amplitude.parts.hi, relative, absolute, &range.low.c, &range.high.c);
+  return range;
+}
+
 // As Run, with ranges instead of samples. row_error(), an argument of at(), is the same for all oscillators of a row.
 template <class Arithmetic, bool kConsecutive>
 struct RangeRun;
@@ -243,10 +252,40 @@ struct RangeRun<InDouble, false> {
     Sample<float> v;
     sincos_float(static_cast<float>(t * SINPE_TWO_PI), &v.s, &v.c);
     apply_quarter(low_half(quarter), &v.s, &v.c);
-    SampleRange range;
-    find_range(v.s * amplitude.parts.hi, kRelative, error, &range.low.s, &range.high.s);
-    find_range(v.c * amplitude.parts.hi, kRelative, error, &range.low.c, &range.high.c);
-    return range;
+    return range_of(v, amplitude, kRelative, error);
+  }
+};
+
+// Integer positions by the upper 64 bits of the integer phase; at most 32 rows if they are consecutive.
+template <bool kConsecutive>
+struct RangeRun<InSingle, kConsecutive> {
+  static constexpr bool kCallerChecksRange = false, kScales = true;
+  uint64_t phase, step;
+
+  SINPE_HD bool begin(const Plan& plan, int64_t osc, Position first, int32_t, const FastRange&) {
+    const uint128 exact = fraction(plan.frequency(osc));
+    step = static_cast<uint64_t>((exact + (uint64_t{1} << 63)) >> 64);
+    if (kConsecutive) phase = static_cast<uint64_t>(integer_phase(first.i, exact) >> 64);
+    const double size = magnitude(plan.amplitude);
+    return size >= 0x1p-40 && size < 0x1p60;
+  }
+  // 2*pi times the error of the phase, in turns: 2^-65 per position; if it is incremented, 2^-65 per row and 2^-64 at first.
+  SINPE_HD static float row_error(const FastRange& fast_range, Position p) {
+    return fast_range.phase_error * (kConsecutive ? 32.0f : magnitude(static_cast<float>(p.i)));
+  }
+  SINPE_HD SampleRange at(Position p, const Amplitude& amplitude, float error) {
+    // As above, but y has 3.5u: the conversion, the constant, the product and the sum.
+    constexpr float kRelative = 0x1.cp-22f;  // 7u
+    if (!kConsecutive) phase = static_cast<uint64_t>(p.i) * step;
+    // The upper half rounded to nearest, so that the sum with the signed lower half is not small because of cancellation.
+    const uint32_t top = static_cast<uint32_t>((phase + 0x80000000u) >> 32), quarter = top + 0x20000000u;
+    const int32_t rest = static_cast<int32_t>(top - (quarter & 0xc0000000u));
+    const float low = static_cast<float>(static_cast<int32_t>(low_half(phase))) * (kRadiansHigh * 0x1p-32f);
+    Sample<float> v;
+    sincos_float(fma(static_cast<float>(rest), kRadiansHigh, low), &v.s, &v.c);
+    apply_quarter(quarter >> 30, &v.s, &v.c);
+    if (kConsecutive) phase += step;
+    return range_of(v, amplitude, kRelative, error);
   }
 };
 

@@ -25,9 +25,10 @@ struct Runs {
   static_assert(std::is_same<Real, accumulate_t<T>>::value, "an arithmetic of T's accumulation type");
   static constexpr int kPhases = 3, kThreads = cuda::kThreads;
   // Whether samples are ranges (core/run.h). Not if they are added to x: that would leave many small sums undecided.
-  static constexpr bool kRange = sizeof(T) == 2 && !kAdds && std::is_same<Arithmetic, InDouble>::value;
+  static constexpr bool kRange =
+      sizeof(T) == 2 && !kAdds && (std::is_same<Arithmetic, InDouble>::value || kKind != PositionKind::kFloat);
   using OscillatorRun =
-      typename std::conditional<kRange, RangeRun<InDouble, kConsecutive>, Run<Arithmetic, kConsecutive>>::type;
+      typename std::conditional<kRange, RangeRun<Arithmetic, kConsecutive>, Run<Arithmetic, kConsecutive>>::type;
   // Limited by the registers of kOsc oscillators.
   static constexpr int kBlocks = !kAdds && (kRange || std::is_same<T, float>::value) ? 3 : 2;
   static constexpr int kEach = 16 / static_cast<int>(sizeof(T));  // values of a row per thread
