@@ -177,36 +177,43 @@ struct Run<InFull, kConsecutive> {
   }
 };
 
-// Two floats between which a float32 sample lies; either may be the sample. Rounding is monotone, so if both have the same
-// 16-bit result, the sample has it, too. For 16-bit results, this replaces the test of the rounding to float32, and values
-// need only the accuracy of a float.
+// Two floats between which a float32 sample lies, either of which may be the sample, before it is turned by a number of quarters
+// (apply_quarter in core/sincos.h). Rounding is monotone, so if both have the same 16-bit result, the sample has it, too.
+// For 16-bit results, this replaces the test of the rounding to float32, and values need only the accuracy of a float.
 struct SampleRange {
   Sample<float> low, high;
+  uint32_t quarter;
 };
 
-// The range of a value with the approximation v and the error bound |v| * relative + absolute. Because rounding is monotone, it
-// suffices that the sums include the exact value before they are rounded.
+// The range of a value with the approximation v and the error bound |v| * relative + absolute. Because rounding is
+// monotone, it suffices that the sums include the exact value before they are rounded.
 SINPE_HD void find_range(float v, float relative, float absolute, float* low, float* high) {
   const float error = fma(magnitude(v), relative, absolute);
   *low = v - error;
   *high = v + error;
 }
 
-SINPE_HD SampleRange range_of(Sample<float> v, const Amplitude& amplitude, float relative, float absolute) {
-  SampleRange range;
-  find_range(v.s * amplitude.parts.hi, relative, absolute, &range.low.s, &range.high.s);
-  find_range(v.c * amplitude.parts.hi, relative, absolute, &range.low.c, &range.high.c);
+// The range of the sine and cosine of y (|y| <= 0.7855), given the relative error of sincos_float(y) and what else adds to the
+// error. The cosine is 0.7 to 1, so that its error bound is the same for all.
+SINPE_HD SampleRange float_range(float y, const Amplitude& amplitude, uint32_t quarter, float relative,
+                                 float absolute) {
+  Sample<float> v;
+  sincos_float(y, &v.s, &v.c);
+  const float size = amplitude.parts.hi, cosine = v.c * size, error = magnitude(size) * relative + absolute;
+  SampleRange range{{0.0f, cosine - error}, {0.0f, cosine + error}, quarter};
+  find_range(v.s * size, relative, absolute, &range.low.s, &range.high.s);
   return range;
 }
 
 // As Run, with ranges instead of samples. row_error(), an argument of at(), is the same for all oscillators of a row.
+// kTurns: whether ranges have quarters other than 0.
 template <class Arithmetic, bool kConsecutive>
 struct RangeRun;
 
 // Rotated in double from the first row.
 template <>
 struct RangeRun<InDouble, true> {
-  static constexpr bool kCallerChecksRange = false, kScales = false;
+  static constexpr bool kCallerChecksRange = false, kScales = false, kTurns = false;
   Run<InDouble, true> run;
   float sine_error;
 
@@ -219,6 +226,7 @@ struct RangeRun<InDouble, true> {
   SINPE_HD SampleRange at(Position, const Amplitude&, float cosine_error) {
     constexpr float kRelative = 0x1.1p-24f;  // the rounding to float, 2^-24, and a margin
     SampleRange v;
+    v.quarter = 0;
     find_range(static_cast<float>(run.value), kRelative, sine_error, &v.low.s, &v.high.s);
     find_range(static_cast<float>(run.ahead), kRelative, cosine_error, &v.low.c, &v.high.c);
     rotate(run.step_cos, run.step_sin, &run.value, &run.ahead);
@@ -229,7 +237,7 @@ struct RangeRun<InDouble, true> {
 // Each position reduced in double, and the sine and cosine of the rest in float.
 template <>
 struct RangeRun<InDouble, false> {
-  static constexpr bool kCallerChecksRange = true, kScales = true;
+  static constexpr bool kCallerChecksRange = true, kScales = true, kTurns = true;
   double turns;
 
   SINPE_HD bool begin(const Plan& plan, int64_t osc, Position, int32_t, const FastRange& fast_range) {
@@ -243,23 +251,20 @@ struct RangeRun<InDouble, false> {
     return magnitude(static_cast<float>(p.d)) * fast_range.range_error;
   }
   SINPE_HD SampleRange at(Position p, const Amplitude& amplitude, float error) const {
-    // In units of u = 2^-24: y has 1, its rounding; the sine of y, 1.1 for its last rounding and the polynomial, and 0.4 for
-    // those of the product (an eighth of the sine). The cosine has 0.56 for y, 0.5 for z, 0.5 for the last rounding, relative
-    // to 0.7: 2.3. Scaling adds 2. Together 4.5.
+    // In units of u = 2^-24: y has 1, its rounding; the sine of y, 1.1 for its last rounding and the polynomial, and 0.4
+    // for those of the product (an eighth of the sine). The cosine has 0.56 for y, 0.5 for z, 0.5 for the last rounding.
+    // Scaling adds 2. Together 4.5.
     constexpr float kRelative = 0x1.4p-22f;  // 5u
     bits_t<double> quarter;
     const double t = short_phase(p.d, turns, &quarter);
-    Sample<float> v;
-    sincos_float(static_cast<float>(t * SINPE_TWO_PI), &v.s, &v.c);
-    apply_quarter(low_half(quarter), &v.s, &v.c);
-    return range_of(v, amplitude, kRelative, error);
+    return float_range(static_cast<float>(t * SINPE_TWO_PI), amplitude, low_half(quarter), kRelative, error);
   }
 };
 
 // Integer positions by the upper 64 bits of the integer phase; at most 32 rows if they are consecutive.
 template <bool kConsecutive>
 struct RangeRun<InSingle, kConsecutive> {
-  static constexpr bool kCallerChecksRange = false, kScales = true;
+  static constexpr bool kCallerChecksRange = false, kScales = true, kTurns = true;
   uint64_t phase, step;
 
   SINPE_HD bool begin(const Plan& plan, int64_t osc, Position first, int32_t, const FastRange&) {
@@ -269,7 +274,8 @@ struct RangeRun<InSingle, kConsecutive> {
     const double size = magnitude(plan.amplitude);
     return size >= 0x1p-40 && size < 0x1p60;
   }
-  // 2*pi times the error of the phase, in turns: 2^-65 per position; if it is incremented, 2^-65 per row and 2^-64 at first.
+  // 2*pi times the error of the phase, in turns: 2^-65 per position; if it is incremented, 2^-65 per row and 2^-64 at
+  // first.
   SINPE_HD static float row_error(const FastRange& fast_range, Position p) {
     return fast_range.phase_error * (kConsecutive ? 32.0f : magnitude(static_cast<float>(p.i)));
   }
@@ -277,15 +283,13 @@ struct RangeRun<InSingle, kConsecutive> {
     // As above, but y has 3.5u: the conversion, the constant, the product and the sum.
     constexpr float kRelative = 0x1.cp-22f;  // 7u
     if (!kConsecutive) phase = static_cast<uint64_t>(p.i) * step;
-    // The upper half rounded to nearest, so that the sum with the signed lower half is not small because of cancellation.
+    // The upper half rounded to nearest, so that the sum with the signed lower half is not small because of
+    // cancellation.
     const uint32_t top = static_cast<uint32_t>((phase + 0x80000000u) >> 32), quarter = top + 0x20000000u;
     const int32_t rest = static_cast<int32_t>(top - (quarter & 0xc0000000u));
     const float low = static_cast<float>(static_cast<int32_t>(low_half(phase))) * (kRadiansHigh * 0x1p-32f);
-    Sample<float> v;
-    sincos_float(fma(static_cast<float>(rest), kRadiansHigh, low), &v.s, &v.c);
-    apply_quarter(quarter >> 30, &v.s, &v.c);
     if (kConsecutive) phase += step;
-    return range_of(v, amplitude, kRelative, error);
+    return float_range(fma(static_cast<float>(rest), kRadiansHigh, low), amplitude, quarter >> 30, kRelative, error);
   }
 };
 

@@ -72,6 +72,20 @@ SINPE_HD uint32_t pack_word(const float* v) {
 #endif
 }
 
+// A word with a sine in its lower half and a cosine in its upper half, turned by a number of quarters (apply_quarter in
+// core/sincos.h). The lower two bytes of the result are two of the eight bytes of the word and the negated word, and the upper
+// two those behind them, cyclically: of sine, cosine, -sine, -cosine.
+SINPE_HD uint32_t turn_word(uint32_t word, uint32_t quarter) {
+  const uint32_t negated = word ^ 0x80008000u;
+#if defined(__CUDA_ARCH__)
+  return __byte_perm(word, negated, __funnelshift_r(0x76543210u, 0x76543210u, quarter * 8));
+#else
+  const uint64_t bytes = static_cast<uint64_t>(negated) << 32 | word;
+  const uint32_t shift = (quarter & 3) * 16;
+  return static_cast<uint32_t>(shift == 0 ? bytes : bytes >> shift | bytes << (64 - shift));
+#endif
+}
+
 // Conversion between values and 16 (or 8) bytes.
 template <class T, int kBytes>
 SINPE_HD void unpack(const Bytes<kBytes>& b, accumulate_t<T>* v) {

@@ -30,7 +30,8 @@ struct Runs {
   using OscillatorRun =
       typename std::conditional<kRange, RangeRun<Arithmetic, kConsecutive>, Run<Arithmetic, kConsecutive>>::type;
   // Limited by the registers of kOsc oscillators.
-  static constexpr int kBlocks = !kAdds && (kRange || std::is_same<T, float>::value) ? 3 : 2;
+  static constexpr int kBlocks =
+      !kAdds && (std::is_same<T, float>::value || (kRange && std::is_same<Arithmetic, InDouble>::value)) ? 3 : 2;
   static constexpr int kEach = 16 / static_cast<int>(sizeof(T));  // values of a row per thread
   static constexpr int kOsc = kEach / 2;                          // oscillators per thread
   // Rows that a thread computes at once, while as many more are loaded: as many as there are registers for. The compiler
@@ -185,10 +186,6 @@ struct Runs {
     // Distance from the sines to the cosines, in bytes.
     const int64_t distance = (plan.q0 == 0 ? plan.n0 : -plan.n0) * static_cast<int64_t>(sizeof(T));
     const Amplitude amplitude = amplitude_of(kUnit ? 1.0 : plan.amplitude);
-    const auto set = [&](Real* v, int k, const Sample<Real>& s) {
-      v[kInterleaved ? 2 * k : k] = s.s;
-      v[kInterleaved ? 2 * k + 1 : kOsc + k] = s.c;
-    };
     // Writes a row, or returns true without writing if a rounding is undecided.
     const auto make = [&](int32_t r, uint64_t position_bits, const Piece* data, char* to) {
       Undecided row;
@@ -197,29 +194,37 @@ struct Runs {
         p = kConsecutive ? integer_position(first.i + r) : position(position_bits);
         if (OscillatorRun::kCallerChecksRange) row.add(!is_in_fast_range(fast_range, p));
       }
-      Real v[kEach];
       Piece pieces[kPieces];
       if constexpr (kRange) {
-        Real high[kEach];
         const float error = OscillatorRun::row_error(fast_range, p);
+        uint32_t words[kOsc], differ = 0;  // a sine and a cosine
         SINPE_UNROLLED
         for (int k = 0; k < kOsc; ++k) {
           const SampleRange range = run[k].at(p, amplitude, error);
-          set(v, k, range.low);
-          set(high, k, range.high);
-        }
-        uint32_t differ = 0;
-        SINPE_UNROLLED
-        for (int h = 0; h < kPieces; ++h) {
-          pieces[h] = pack<T, sizeof(Piece)>(v + h * kWide);
-          const Piece other = pack<T, sizeof(Piece)>(high + h * kWide);
-          SINPE_UNROLLED
-          for (size_t w = 0; w < sizeof(Piece) / 4; ++w) differ |= pieces[h].w[w] ^ other.w[w];
+          const float low[] = {range.low.s, range.low.c}, high[] = {range.high.s, range.high.c};
+          const uint32_t word = pack_word<T>(low);
+          differ |= word ^ pack_word<T>(high);
+          words[k] = OscillatorRun::kTurns ? turn_word(word, range.quarter) : word;
         }
         row.add(differ != 0);
-      } else {
         SINPE_UNROLLED
-        for (int k = 0; k < kOsc; ++k) set(v, k, run[k].at(fast_range, p, amplitude, &row));
+        for (int k = 0; k < kOsc; ++k) {
+          const uint32_t first_word = words[k & ~1], second = words[k | 1];
+          if constexpr (kInterleaved) {
+            pieces[0].w[k] = words[k];
+          } else {
+            pieces[k & 1].w[k >> 1] =
+                (k & 1) == 0 ? (first_word & 0xffff) | second << 16 : first_word >> 16 | (second & 0xffff0000u);
+          }
+        }
+      } else {
+        Real v[kEach];
+        SINPE_UNROLLED
+        for (int k = 0; k < kOsc; ++k) {
+          const Sample<Real> s = run[k].at(fast_range, p, amplitude, &row);
+          v[kInterleaved ? 2 * k : k] = s.s;
+          v[kInterleaved ? 2 * k + 1 : kOsc + k] = s.c;
+        }
         SINPE_UNROLLED
         for (int h = 0; h < kPieces; ++h) {
           Real* u = v + h * kWide;
