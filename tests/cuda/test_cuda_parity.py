@@ -12,7 +12,19 @@ from typing import Any
 import pytest
 import torch
 from closest import CLOSEST
-from cuda_support import FLOATS, assert_rows, assert_sums, cuda, device, expected, leaf, moved, randn, ulps  # noqa: F401
+from cuda_support import (  # noqa: F401
+    FLOATS,
+    assert_rows,
+    assert_sums,
+    cuda,
+    device,
+    expected,
+    is_exact,
+    leaf,
+    moved,
+    randn,
+    ulps,
+)
 from torch import Tensor
 
 import sinpe_ext as sinpe
@@ -96,6 +108,31 @@ def test_encode(name: str, dtype: torch.dtype, device: torch.device) -> None:  #
         got = run(device)
         assert got.device.type == device.type and got.shape == (*positions.shape, encoding.dim)
         assert_rows(device, got, expected(device, run))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_rows_are_the_float32_rows_rounded(dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
+    """On a GPU at 4.8 * 10^9 values per type."""
+    if not is_exact(device, torch.float32):
+        pytest.skip("in single arithmetic, a 16-bit row may be a rounding of another float32 row")
+    values = 2**27 if device.type == "cuda" else 2**14
+    generator = torch.Generator(device).manual_seed(1)
+    for encoding in (
+        sinpe.Encoding(512),
+        sinpe.Encoding(256, base=500_000.0, layout="sin_cos"),
+        sinpe.convention("t2t", 256),
+        sinpe.Encoding(64, unit="turn", position_scale=1000, amplitude=-0.3),
+    ):
+        count = values // encoding.dim
+        runs: list[Callable[[torch.dtype], Tensor]] = []
+        for first in (0, 2**20, 2**30 - count):
+            runs += [lambda d, first=first: sinpe.table(count, encoding, start=first, dtype=d, device=device)]  # noqa: B023
+        for most in (2**10, 2**31, 2**40):
+            whole = torch.randint(-most, most, (count,), device=device, generator=generator)
+            some = torch.rand(count, device=device, generator=generator) * (most * 1e-3)
+            runs += [lambda d, at=at: sinpe.encode(at, encoding, dtype=d) for at in (whole, some)]  # noqa: B023
+        for run in runs:
+            assert torch.equal(run(dtype).view(torch.int16), run(torch.float32).to(dtype).view(torch.int16))
 
 
 S = 9
