@@ -144,8 +144,7 @@ struct RowDots {
     for (int k = 0; k < kSumsEach; ++k) {
       const double a = static_cast<double>(v[k]), b = static_cast<double>(pe[k]);
       // Unless they are doubles, their product is exact, and the sum is rounded once in either case.
-      const double sum = std::is_same<Real, double>::value ? total[k] + a * b : sinpe::fma(a, b, total[k]);
-      total[k] = counts(k) ? sum : total[k];
+      if (counts(k)) total[k] = std::is_same<Real, double>::value ? total[k] + a * b : sinpe::fma(a, b, total[k]);
     }
   }
 
