@@ -169,7 +169,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("results", nargs="?", type=Path, help="a file of benchmarks/results")
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args(arguments)
-    results = options.results.resolve().relative_to(ROOT).as_posix() if options.results else ""
+    results = ""
+    if options.results:
+        path = options.results.resolve()
+        if not path.is_relative_to(ROOT):
+            parser.error(f"results: expected a file in {ROOT}, which the pages can name, got {path}; copy it there")
+        results = path.relative_to(ROOT).as_posix()
     stale = []
     for page in PAGES:
         text = (ROOT / page).read_text(encoding="utf-8")

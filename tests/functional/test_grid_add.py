@@ -11,6 +11,7 @@ from torch import Tensor
 
 import sinpe_ext as sinpe
 from sinpe_ext import Encoding, GridEncoding
+from sinpe_ext.calls import grid_rows
 
 pytestmark = pytest.mark.emulated
 
@@ -119,6 +120,18 @@ def forms(x: Tensor, grid: GridEncoding) -> dict[str, tuple[Tensor, dict[str, An
             lambda t: back(t.transpose(0, 1)),
         ),
     }
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_rows_of_axes_are_cached(backend: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cached row is not scaled by the alpha of another call, and large grids compute their rows in each call."""
+    grid = EXAMPLES[name]
+    x = torch.randn(B, *lengths_of(grid), grid.dim, dtype=torch.float64)
+    calls: list[dict[str, Any]] = [{"alpha": 0.5}, {}, {"alpha": torch.tensor(-2.0)}, {}, {"start": 3}, {}]
+    cached = [sinpe.add(x, grid, **call) for call in calls]
+    monkeypatch.setattr(grid_rows, "MAX_CACHED", 0)
+    for got, call in zip(cached, calls, strict=True):
+        assert torch.equal(got, sinpe.add(x, grid, **call))
 
 
 FORM_NAMES = list(forms(torch.zeros(B, 3, 4, 8), sinpe.convention("mae2d", 8)))
