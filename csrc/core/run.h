@@ -218,9 +218,10 @@ struct RangeRun<InDouble, true> {
   float sine_error;
 
   SINPE_HD bool begin(const Plan& plan, int64_t osc, Position first, int32_t rows, const FastRange& fast_range) {
-    const bool good = run.begin(plan, osc, first, rows, fast_range);
+    sine_error = 0.0f;
+    if (!run.begin(plan, osc, first, rows, fast_range)) return false;
     sine_error = static_cast<float>(run.bound);  // exceeds the error by more than the rounding of this conversion
-    return good;
+    return true;
   }
   SINPE_HD static float row_error(const FastRange& fast_range, Position) { return fast_range.rotate_error; }
   SINPE_HD SampleRange at(Position, const Amplitude&, float cosine_error) {
