@@ -171,7 +171,7 @@ def _rows(
     return torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 @outside_modes
 def _cached_rows(
     grid: GridEncoding,
