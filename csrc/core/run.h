@@ -220,8 +220,9 @@ struct RangeRun<InDouble, true> {
   SINPE_HD bool begin(const Plan& plan, int64_t osc, Position first, int32_t rows, const FastRange& fast_range) {
     sine_error = 0.0f;
     if (!run.begin(plan, osc, first, rows, fast_range)) return false;
-    sine_error = static_cast<float>(run.bound);  // exceeds the error by more than the rounding of this conversion
-    return true;
+    // No subnormal float: the bound exceeds the error by more than the rounding of this conversion.
+    sine_error = static_cast<float>(run.bound);
+    return run.bound >= 0x1p-100 || plan.turns_hi[osc] == 0.0;
   }
   SINPE_HD static float row_error(const FastRange& fast_range, Position) { return fast_range.rotate_error; }
   SINPE_HD SampleRange at(Position, const Amplitude&, float cosine_error) {
@@ -243,9 +244,9 @@ struct RangeRun<InDouble, false> {
 
   SINPE_HD bool begin(const Plan& plan, int64_t osc, Position, int32_t, const FastRange& fast_range) {
     turns = plan.turns_hi[osc];
-    // Then the error of a row is not a subnormal float.
+    // Then the error of a row is not a subnormal float, and exceeds the rounding of a subnormal y.
     const double size = magnitude(plan.amplitude);
-    return fast_range.contains(1.0) && plan.max_turns * size >= 0x1p-40 && size < 0x1p60;
+    return fast_range.contains(1.0) && plan.max_turns >= 0x1p-60 && plan.max_turns * size >= 0x1p-40 && size < 0x1p60;
   }
   // The error of the reduction, |p*f| * 2^-52 turns (short_phase). 0 for position 0, of which the sine is exact.
   SINPE_HD static float row_error(const FastRange& fast_range, Position p) {

@@ -249,7 +249,7 @@ struct Runs {
     char* to = out_row(at.row) + begin;
     const char* where = kConsecutive ? nullptr : position_address(at.row);
     uint32_t undecided = 0;
-    // Loads what `count` rows need, and computes these rows.
+    // fetch() loads what `count` rows need, and make_some() computes these rows.
     const auto fetch = [&](auto count, Loaded<Piece, kPieces>* rows) {
       SINPE_UNROLLED
       for (int i = 0; i < decltype(count)::value; ++i) {

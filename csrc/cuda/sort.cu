@@ -101,7 +101,10 @@ sinpe_status sort_ids(const int64_t* ids, const int64_t* sizes, const int64_t* s
   cub::DoubleBuffer<int64_t> tokens(b.tokens[0], b.tokens[1]);
   size_t bytes = static_cast<size_t>(temporary_bytes(count, rows));
   const cudaError_t error = radix_sort(b.temporary, &bytes, &keys, &tokens, count, rows, stream);
-  if (error != cudaSuccess) return launch_failed(cudaGetErrorString(error));
+  if (error != cudaSuccess) {
+    (void)cudaGetLastError();  // so that the next launch does not report it
+    return launch_failed(cudaGetErrorString(error));
+  }
   *sorted = {reinterpret_cast<const int64_t*>(keys.Current()), tokens.Current()};
 #else
   std::stable_sort(b.tokens[0], b.tokens[0] + count, [&](int64_t p, int64_t q) { return b.keys[0][p] < b.keys[0][q]; });

@@ -139,9 +139,9 @@ def values(
 ) -> Tensor:
     """The operand `values` of `add_grid_out`: alpha times the rows of the axes in acc, all pieces concatenated."""
     elements = sum(lengths[piece.axis] * piece.encoding.dim for piece in all_pieces(grid, lengths))
-    if elements <= MAX_CACHED and all(type(start) is int for start in starts):
-        key = grid, lengths, tuple(starts), acc, by_channels, loader.compiled("cpu")
-        rows = on_device(key, device, lambda: _cached_rows(*key)) if device.type == "cuda" else _cached_rows(*key)
+    cached = elements <= MAX_CACHED and all(type(start) is int and start == 0 for start in starts)
+    if cached and device.type in ("cpu", "cuda"):
+        rows = _cached_rows(grid, lengths, acc, device, by_channels, loader.compiled(device.type))
     else:
         rows = _rows(grid, lengths, starts, acc, device, by_channels)
     if isinstance(alpha, Tensor):
@@ -171,18 +171,29 @@ def _rows(
     return torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
 
 
-@lru_cache(maxsize=64)
-@outside_modes
 def _cached_rows(
     grid: GridEncoding,
     lengths: tuple[int, ...],
-    starts: tuple[int, ...],
     acc: torch.dtype,
+    device: torch.device,
     by_channels: bool,
-    _compiled: bool,  # part of the key: the last bit of float64 rows depends on it
+    compiled: bool,  # the last bit of float64 rows depends on it
 ) -> Tensor:
-    """`_rows` on the CPU."""
-    return _rows(grid, lengths, starts, acc, torch.device("cpu"), by_channels)
+    """`_rows` of axes that start at 0, computed on the device once."""
+    key = grid, lengths, acc, by_channels, compiled
+    if device.type == "cpu":
+        return _rows_on_cpu(*key)
+    if not torch.cuda.is_available():
+        return on_device(key, device, lambda: _rows_on_cpu(*key))
+    return on_device(key, device, lambda: _rows(grid, lengths, [0] * len(lengths), acc, device, by_channels).cpu())
+
+
+@lru_cache(maxsize=64)
+@outside_modes
+def _rows_on_cpu(
+    grid: GridEncoding, lengths: tuple[int, ...], acc: torch.dtype, by_channels: bool, _compiled: bool
+) -> Tensor:
+    return _rows(grid, lengths, [0] * len(lengths), acc, torch.device("cpu"), by_channels)
 
 
 @lru_cache(maxsize=256)
