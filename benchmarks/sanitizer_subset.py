@@ -35,6 +35,18 @@ def run(dtype: torch.dtype, width: int) -> list[torch.Tensor]:
         sinpe.add(x.mT.contiguous().mT, positions=positions, padding_mask=mask, scale=2.0, dropout=0.3, seed=1),
         sinpe.add_(x.clone(), alpha=torch.ones(1, device=device)),
     ]
+    # Above 1024 elements for each multiprocessor, add and embed have other kernels.
+    samples = 2**18 // (5 * width)
+    large = torch.randn(samples, 5, width, device=device).to(dtype)
+    ids = torch.arange(samples * 5, device=device).reshape(samples, 5) % 7
+    results += [
+        sinpe.add(large),
+        sinpe.add(large, dropout=0.3, seed=1),
+        sinpe.add(large, positions=ids),
+        sinpe.add(large.flatten(0, 1)),
+        sinpe.add(large.mT.contiguous().mT, scale=2.0, padding_mask=mask),
+        sinpe.embed(ids, x[0].repeat(2, 1)[:7], dropout=0.3, seed=1),
+    ]
     grid = sinpe.GridEncoding((sinpe.Encoding(width // 2 + 1), sinpe.Encoding(width)), dim=width)
     image, masked = torch.randn(3, 4, 5, width, device=device).to(dtype), torch.arange(20, device=device) > 17
     results += [

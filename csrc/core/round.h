@@ -32,10 +32,10 @@ constexpr double kMinNormalValue = 0x1p-125;
 // ends_differ(v, e) is set.
 //
 // Doubles of magnitude 2^-126 or more whose low 28 bits are zero are the floats and the midpoints of neighbouring
-// floats. If v - e and v + e agree in all other bits, both lie in one interval [m, m'), where m and m' are neighbours of
-// that kind. The true value lies strictly between the computed ends, because every bound e exceeds the error of v by more
-// than the roundings of v - e and v + e. So it is neither m nor m', no midpoint is between it and v, and both round to the same
-// float. The test also reports intervals that contain a float instead of a midpoint, about as many.
+// floats. If v - e and v + e agree in all other bits, both lie in one interval [m, m'), where m and m' are neighbours
+// of that kind. The true value lies strictly between the computed ends, because every bound e exceeds the error of v by
+// more than the roundings of v - e and v + e. So it is neither m nor m', no midpoint is between it and v, and both
+// round to the same float. The test also reports intervals that contain a float instead of a midpoint, about as many.
 //   Valid range: e >= kMinNormalValue, or |v| >= kMinNormalValue, or |v| <= e. If |v| <= e, the signs of the ends differ, or
 //   their exponents do, or both are 0. If |v| > e and v - e is below 2^-126, the exponents differ.
 constexpr int kUndecidedBit = 28;
@@ -47,8 +47,8 @@ SINPE_HD bits_t<V> ends_differ(V v, V e) {
 // Rounding to bfloat16 of a value of which only a float is known that is at most one float from the correctly rounded
 // one: the sum's upper half, unless near_midpoint(sum). In the sum, a midpoint of bfloat16 has the low half 2, because
 // its float has 0x8000. If the low half is 0 to 4, the float is within two floats of a midpoint, or is one, and the
-// rounding is undecided. Otherwise the neighbours of the float are on its side of the midpoint, and adding 0x8002 moves a
-// float above the midpoint into the next upper half, as rounding does, and one below it not.
+// rounding is undecided. Otherwise the neighbours of the float are on its side of the midpoint, and adding 0x8002 moves
+// a float above the midpoint into the next upper half, as rounding does, and one below it not.
 //   Types: uint32_t or a vector of it, the bits of the float   Valid range: finite floats
 template <class U>
 SINPE_HD U near_bfloat16(U bits) {

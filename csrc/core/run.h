@@ -177,9 +177,10 @@ struct Run<InFull, kConsecutive> {
   }
 };
 
-// Two floats between which a float32 sample lies, either of which may be the sample, before it is turned by a number of quarters
-// (apply_quarter in core/sincos.h). Rounding is monotone, so if both have the same 16-bit result, the sample has it, too.
-// For 16-bit results, this replaces the test of the rounding to float32, and values need only the accuracy of a float.
+// Two floats between which a float32 sample lies, either of which may be the sample, before it is turned by a number of
+// quarters (apply_quarter in core/sincos.h). Rounding is monotone, so if both have the same 16-bit result, the sample
+// has it, too. For 16-bit results, this replaces the test of the rounding to float32, and values need only the accuracy
+// of a float.
 struct SampleRange {
   Sample<float> low, high;
   uint32_t quarter;
@@ -193,8 +194,8 @@ SINPE_HD void find_range(float v, float relative, float absolute, float* low, fl
   *high = v + error;
 }
 
-// The range of the sine and cosine of y (|y| <= 0.7855), given the relative error of sincos_float(y) and what else adds to the
-// error. The cosine is 0.7 to 1, so that its error bound is the same for all.
+// The range of the sine and cosine of y (|y| <= 0.7855), given the relative error of sincos_float(y) and what else adds
+// to the error. The cosine is 0.7 to 1, so that its error bound is the same for all.
 SINPE_HD SampleRange float_range(float y, const Amplitude& amplitude, uint32_t quarter, float relative,
                                  float absolute) {
   Sample<float> v;

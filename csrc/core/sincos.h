@@ -10,8 +10,8 @@ namespace sinpe {
 constexpr double kTwoPiHigh = 0x1.921fb54442d18p+2;
 constexpr DD kTwoPi = {kTwoPiHigh, 0x1.1a62633145c07p-52};
 
-// Minimax coefficients of sin(y)/y and cos(y) on [-pi/4, pi/4] (the fdlibm set). In units of u = 2^-53, the sine is within
-// 0.04 (relative) for |t| <= 0.1251 and within 1.28 for |t| <= 0.131, the cosine within 0.02 (absolute).
+// Minimax coefficients of sin(y)/y and cos(y) on [-pi/4, pi/4] (the fdlibm set). In units of u = 2^-53, the sine is
+// within 0.04 (relative) for |t| <= 0.1251 and within 1.28 for |t| <= 0.131, the cosine within 0.02 (absolute).
 constexpr double kS1 = -0x1.5555555555549p-3, kS2 = 0x1.111111110f8a6p-7, kS3 = -0x1.a01a019c161d5p-13;
 constexpr double kS4 = 0x1.71de357b1fe7dp-19, kS5 = -0x1.ae5e68a2b9cebp-26, kS6 = 0x1.5d93a5acfd57cp-33;
 constexpr double kC1 = 0x1.555555555554cp-5, kC2 = -0x1.6c16c16c15177p-10, kC3 = 0x1.a01a019cb1590p-16;
@@ -60,9 +60,9 @@ SINPE_HD void sincos_fast(V t, V* s, V* c) {
   *c = fma(z, fma(z, cos_tail(z), -0.5), 1.0);
 }
 
-// Error bound, 8u, of amplitude * sincos_fast(t) with t from fast_phase (core/rotate.h), relative to the amplitude, for sines
-// to the amplitude times min(1, |angle|) (sine_bound): 4u, 1u of t, 0.1u of its |p*f| * 2^-104, 1u of the product, and a margin
-// of 1.9u, of which ends_differ (core/round.h) needs 1u.
+// Error bound, 8u, of amplitude * sincos_fast(t) with t from fast_phase (core/rotate.h), relative to the amplitude, for
+// sines to the amplitude times min(1, |angle|) (sine_bound): 4u, 1u of t, 0.1u of its |p*f| * 2^-104, 1u of the
+// product, and a margin of 1.9u, of which ends_differ (core/round.h) needs 1u.
 constexpr double kFastError = 0x1p-50;
 
 // sin and cos of 2*pi*(t.hi + t.lo), each as its rounded value and the rounding error.

@@ -31,6 +31,17 @@ struct Divisor {
   }
 };
 
+// Index of the lowest bit that is set; n must not be 0.
+SINPE_HD int lowest_bit(uint32_t n) {
+#if defined(__CUDA_ARCH__)
+  return __ffs(static_cast<int>(n)) - 1;
+#else
+  int at = 0;
+  while ((n >> at & 1) == 0) ++at;
+  return at;
+#endif
+}
+
 // Starts to load the 128 bytes at an address into the L2 cache.
 SINPE_HD void prefetch(const void* p) {
 #if defined(__CUDA_ARCH__)
@@ -73,8 +84,8 @@ SINPE_HD uint32_t pack_word(const float* v) {
 }
 
 // A word with a sine in its lower half and a cosine in its upper half, turned by a number of quarters (apply_quarter in
-// core/sincos.h). The lower two bytes of the result are two of the eight bytes of the word and the negated word, and the upper
-// two those behind them, cyclically: of sine, cosine, -sine, -cosine.
+// core/sincos.h). The lower two bytes of the result are two of the eight bytes of the word and the negated word, and
+// the upper two those behind them, cyclically: of sine, cosine, -sine, -cosine.
 SINPE_HD uint32_t turn_word(uint32_t word, uint32_t quarter) {
   const uint32_t negated = word ^ 0x80008000u;
 #if defined(__CUDA_ARCH__)

@@ -6,18 +6,13 @@ namespace sinpe {
 namespace cuda {
 namespace {
 
-// Up to this many elements, a tile in shared memory takes longer than to compute each row for itself.
-constexpr int64_t kFewElements = 1 << 18;
-
-// Whether no two rows of x share a row of the encoding, or few rows share one, as in a decoding step; and the rows of x, of the
-// result and of the positions are evenly spaced. Then `flat` receives the arguments with two dimensions, or with three if all rows
-// have the position `start`.
+// Whether no two rows of x share a row of the encoding, and the rows of x, of the result and of the positions are evenly
+// spaced. Then `flat` receives the arguments with two dimensions.
 bool flatten(const sinpe_add_arguments& a, sinpe_add_arguments* flat) {
   const Shape shape(a);
   const bool steps = a.positions_are_starts != 0 && shape.rows > 1;
-  if (steps || a.dropout.drop != 0 || a.padding_mask != nullptr) return false;
   const bool shares = shape.middle > 1 || (shape.batch > 1 && (a.positions == nullptr || a.position_strides[0] == 0));
-  if (shares && (shape.middle > 1 || shape.rows > 1 || shape.elements() > kFewElements)) return false;
+  if (steps || shares || a.dropout.drop != 0 || a.padding_mask != nullptr) return false;
   const int last = a.rank - 1, row = a.rank - 2;
   *flat = rows_alone(shape.batch * shape.rows, shape.dim, a.dtype, a.out, a.out_strides[row]);
   flat->x = a.x;
@@ -37,16 +32,7 @@ bool flatten(const sinpe_add_arguments& a, sinpe_add_arguments* flat) {
   const bool behind =
       shape.batch == 1 || shape.rows == 1 ||
       (follow(a.x_strides) && follow(a.out_strides) && a.position_strides[0] == a.position_strides[1] * shape.rows);
-  if (!behind || (shape.dim > 1 && (a.x_strides[last] != 1 || a.out_strides[last] != 1))) return false;
-  if (shares && a.positions == nullptr) {
-    flat->rank = 3;
-    flat->sizes[0] = shape.batch;
-    flat->sizes[1] = 1;
-    flat->sizes[2] = shape.dim;
-    flat->x_strides[1] = flat->x_strides[0];
-    flat->out_strides[1] = flat->out_strides[0];
-  }
-  return true;
+  return behind && (shape.dim == 1 || (a.x_strides[last] == 1 && a.out_strides[last] == 1));
 }
 
 }  // namespace
@@ -59,10 +45,11 @@ sinpe_status sinpe::cuda::add(const DevicePlan& plan, const sinpe_add_arguments&
   const sinpe_status status = check(plan, a, &empty);
   if (status != SINPE_OK || empty) return status;
   if (a.x == nullptr) return SINPE_BAD_ARGUMENT;
+  const bool few = are_few(a);
   sinpe_add_arguments flat;
-  if (flatten(a, &flat)) {
+  if (!few && flatten(a, &flat)) {
     return a.positions == nullptr ? run_rows<PositionKind::kConsecutive, true>(plan, flat, scalars, stream)
                                   : run_rows<true>(plan, flat, scalars, stream);
   }
-  return apply<Source::kStrided>(plan, a, data_of(a, scalars), stream);
+  return apply<Source::kStrided>(plan, a, data_of(a, scalars), few, stream);
 }

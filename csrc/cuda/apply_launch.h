@@ -5,13 +5,13 @@
 
 #include "core/dtype.h"
 #include "core/layout.h"
-#include "cuda/apply.h"
+#include "cuda/few_rows.h"
 
 namespace sinpe {
 namespace cuda {
 
-// Target number of waves per launch, so that the last, incomplete wave does not matter. With 16-bit data a tile takes half of the
-// time, and with fewer waves it is used for more slices.
+// Target number of waves per launch, so that the last, incomplete wave does not matter. With 16-bit data a tile takes
+// half of the time, and with fewer waves it is used for more slices.
 template <class T>
 constexpr int64_t kWaves = sizeof(T) == 2 ? 4 : 8;
 constexpr int64_t kMinTileValues = 512;    // in values: tiles are not made smaller than this to get more blocks
@@ -154,23 +154,42 @@ sinpe_status launch_apply(const DevicePlan& plan, const typename TileRows<Arithm
 }
 
 template <class T, class Arithmetic, Source kSource>
+sinpe_status launch_few(const DevicePlan& plan, const sinpe_add_arguments& a, Data s, Stream stream) {
+  using Body = FewRows<T, Arithmetic, kSource>;
+  const Shape shape(a);
+  s.middle = shape.middle;
+  s.slices = shape.batch * shape.middle;
+  const int64_t threads = (shape.dim + 1) / 2, items = s.slices * shape.rows * threads;
+  return launch(Body{plan, positions_of(a), s, Divisor(static_cast<uint32_t>(threads)),
+                     Divisor(static_cast<uint32_t>(shape.rows)), a.dropout.drop != 0},
+                (items + Body::kThreads - 1) / Body::kThreads, stream);
+}
+
+template <class T, class Arithmetic, Source kSource>
 sinpe_status choose_dropout(const DevicePlan& plan, const typename TileRows<Arithmetic>::Operand& positions,
                             const sinpe_add_arguments& a, const Data& s, Stream stream) {
   if (a.dropout.drop != 0) return launch_apply<T, Arithmetic, kSource, true>(plan, positions, a, s, stream);
   return launch_apply<T, Arithmetic, kSource, false>(plan, positions, a, s, stream);
 }
 
+// Whether the kernel for few elements is used.
+inline bool are_few(const sinpe_add_arguments& a) { return Shape(a).elements() <= kFewElements * multiprocessors(); }
+
 // Launches the kernel. The arguments must be checked and not empty.
 template <Source kSource>
-sinpe_status apply(const DevicePlan& plan, const sinpe_add_arguments& a, const Data& s, Stream stream) {
+sinpe_status apply(const DevicePlan& plan, const sinpe_add_arguments& a, const Data& s, bool few, Stream stream) {
   const RowPositions positions = positions_of(a);
-  return with_type(a.dtype, [&](auto type) {
+  const auto run = [&](auto type, auto arithmetic) {
     using T = decltype(type);
-    if constexpr (std::is_same<T, double>::value) {
-      return choose_dropout<T, InFull, kSource>(plan, positions, a, s, stream);
+    using Arithmetic = decltype(arithmetic);
+    return few ? launch_few<T, Arithmetic, kSource>(plan, a, s, stream)
+               : choose_dropout<T, Arithmetic, kSource>(plan, positions, a, s, stream);
+  };
+  return with_type(a.dtype, [&](auto type) {
+    if constexpr (std::is_same<decltype(type), double>::value) {
+      return run(type, InFull{});
     } else {
-      if (in_double()) return choose_dropout<T, InDouble, kSource>(plan, positions, a, s, stream);
-      return choose_dropout<T, InSingle, kSource>(plan, positions, a, s, stream);
+      return in_double() ? run(type, InDouble{}) : run(type, InSingle{});
     }
   });
 }

@@ -1,6 +1,6 @@
-// embed_backward: the gradient of the weight. The tokens are sorted by id (cuda/sort.h). Each row is the tree sum (core/tree_sum.h) of
-// its tokens in their order; a thread computes eight channels. No atomics: the bits are always the same, and equal to
-// the CPU's.
+// embed_backward: the gradient of the weight. The tokens are sorted by id (cuda/sort.h). Each row is the tree sum
+// (core/tree_sum.h) of its tokens in their order; a thread computes eight channels. No atomics: the bits are always the
+// same, and equal to the CPU's.
 //
 // The first launch finds where the tokens of each row begin among the sorted tokens. Then one launch per level computes
 // the full nodes of that level in scratch memory, and the last launch computes the rows from the nodes and the tokens
@@ -61,8 +61,8 @@ struct RowStarts {
   }
 };
 
-// kNodes: computes the full nodes of a level; otherwise the rows. kAligned: tokens are evenly spaced, and those of grad and rows of the
-// result begin and end at multiples of 16 bytes and of the eight elements of a Philox block.
+// kNodes: computes the full nodes of a level; otherwise the rows. kAligned: tokens are evenly spaced, and those of grad
+// and rows of the result begin and end at multiples of 16 bytes and of the eight elements of a Philox block.
 template <class T, bool kDrop, bool kNodes, bool kAligned>
 struct EmbedBackward {
   using Real = accumulate_t<T>;
@@ -191,8 +191,8 @@ struct EmbedBackward {
     for (int i = 0; i < kOctet; ++i) total[i] += v[i];
   }
 
-  // The loads of one round are issued before any of them is used, and so are the loads of the next round's token indices, unless
-  // there are too few registers.
+  // The loads of one round are issued before any of them is used, and so are the loads of the next round's token
+  // indices, unless there are too few registers.
   SINPE_HD void add_tokens(int64_t index, int n, int64_t c, Range range, const Draws& draws, Real* total) const {
     int64_t next[kTokensAhead];
     find_tokens(index, n, next);

@@ -45,10 +45,13 @@ sinpe_status dropout(const sinpe_add_arguments& a, const DeviceScalars& scalars,
 sinpe_status row_dots(const DevicePlan& plan, const sinpe_add_arguments& a, const double* angular_frequencies,
                       void* scratch, const DeviceScalars& scalars, Stream stream);
 int64_t row_dots_scratch(const sinpe_add_arguments& a);
+// Both gradients of add: row_dots(a.x) into `dots`, and dropout(a.x) into a.out. The scratch is that of row_dots.
+sinpe_status add_backward(const DevicePlan& plan, const sinpe_add_arguments& a, double* dots, void* scratch,
+                          const DeviceScalars& scalars, Stream stream);
 sinpe_status embed(const DevicePlan& plan, const sinpe_embed_arguments& e, const DeviceScalars& scalars, Stream stream);
 
-// As sinpe_embed_backward, but ids that are not rows of the weight are ignored. scratch: embed_backward_scratch(a) bytes of
-// device memory, 16-byte aligned, for the starts of the rows, the sums of tokens and the sorted ids.
+// As sinpe_embed_backward, but ids that are not rows of the weight are ignored. scratch: embed_backward_scratch(a)
+// bytes of device memory, 16-byte aligned, for the starts of the rows, the sums of tokens and the sorted ids.
 sinpe_status embed_backward(const sinpe_embed_backward_arguments& a, void* scratch, const DeviceScalars& scalars,
                             Stream stream);
 int64_t embed_backward_scratch(const sinpe_embed_backward_arguments& a);

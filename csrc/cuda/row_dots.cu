@@ -1,7 +1,8 @@
-// row_dots: the dot product of each row of a gradient with its row of the encoding. The order of summation is that of
-// the CPU (cpu/elementwise.h): sixteen interleaved partial sums in double, then a tree. So the bits equal the CPU's if
-// those of the encoding do. Rows wider than a tile take one launch per tile, each continuing with the partial sums of
-// the previous one.
+// row_dots: the dot product of each row of a gradient with its row of the encoding; add_backward: this and the gradient
+// with respect to x, as by dropout, in one pass over the gradient. The order of summation is that of the CPU
+// (cpu/elementwise.h): sixteen interleaved partial sums in double, then a tree. So the bits equal the CPU's if those of
+// the encoding do. Rows wider than a tile take one launch per tile, each continuing with the partial sums of the
+// previous one.
 #include "cuda/apply_launch.h"
 
 namespace sinpe {
@@ -20,7 +21,8 @@ struct RowDots {
   using Real = typename Arithmetic::Real;
   static constexpr int kPhases = 4, kThreads = cuda::kThreads;
   static constexpr int kBlocks = std::is_same<Real, double>::value ? 1 : 2;
-  static constexpr int kInFlight = sizeof(T) == 2 ? 4 : 2;  // loads of eight channels in flight
+  static constexpr int kInFlight =
+      sizeof(T) == 2 ? 4 : 2;  // eight channels each, of which as many are loaded while these are added
 
   struct Shared {
     TileRows<Arithmetic, kValues<Real>> rows;
@@ -31,7 +33,10 @@ struct RowDots {
   DevicePlan plan;
   RowPositions positions;
   Tiling tiling;  // a single column of tiles
-  Data s;
+  Data s;         // of_out: strides of `to`
+  double* dots;
+  T* to;                      // gradient with respect to x, or null
+  Real scale, dropout_scale;  // s.scale and s.dropout_scale as Real
   const double* angular_frequencies;
   int64_t channel;  // first channel of the tiles of this launch
   double* partial;  // kSums per row, passed from launch to launch; null for a single launch
@@ -79,15 +84,36 @@ struct RowDots {
     return (tiling.by_sample ? batch * t.slice[0] : 0) + s.slice_offset(t, tiling.by_sample, slice);
   }
 
+  // The offset of a tile's row in a slice.
+  SINPE_HD int64_t row_offset(const Tile& tile, const Strides& t, int64_t batch, int64_t slice, int64_t row) const {
+    return offset(t, batch, slice) + row * t.row + tile.channel * t.channel;
+  }
+
+  // Eight channels each, from channel c of the tile.
+  struct Loaded {
+    Raw<T, kSumsEach> raw[kInFlight];
+  };
+  SINPE_HD static Range range_at(const Tile& tile, int32_t c) {
+    const int32_t left = tile.width - c;
+    return {0, left < kSumsEach ? (left < 0 ? 0 : left) : kSumsEach};
+  }
+  template <bool kAligned>
+  SINPE_HD void fetch(const Tile& tile, const T* x, int32_t c, Loaded* loaded) const {
+    SINPE_UNROLLED
+    for (int i = 0; i < kInFlight; ++i) {
+      const int32_t at = c + i * kSums;
+      if (at < tile.width) load<T, kSumsEach, kAligned>(x, at, s.of_x.channel, range_at(tile, at), &loaded->raw[i]);
+    }
+  }
+
   // Channels c, c + 1, ..., c + 7 of the tile and of every sixteen that follow, each added to its own sum.
   template <bool kAligned>
   SINPE_HD void sum(const Tile& tile, const Shared& shared, int r, int64_t slice, int32_t c, double* sums) const {
     const int64_t batch = shared.rows.batch[r], row = shared.rows.row[r];
-    const T* x =
-        static_cast<const T*>(s.x) + offset(s.of_x, batch, slice) + row * s.of_x.row + tile.channel * s.of_x.channel;
-    const int64_t relative =
-        offset(s.of_rng_offsets, batch, slice) + row * s.of_rng_offsets.row + tile.channel * s.of_rng_offsets.channel;
-    const uint64_t rng_offset = s.first_rng_offset + static_cast<uint64_t>(relative);
+    const T* x = static_cast<const T*>(s.x) + row_offset(tile, s.of_x, batch, slice, row);
+    const uint64_t rng_offset =
+        s.first_rng_offset + static_cast<uint64_t>(row_offset(tile, s.of_rng_offsets, batch, slice, row));
+    T* out = to == nullptr ? nullptr : to + row_offset(tile, s.of_out, batch, slice, row);
     double* carried = nullptr;  // where a launch stores the sums for the next one
     if (partial != nullptr) carried = partial + (whole_slice(batch, slice) * positions.rows + row) * kSums + c;
     double total[kSumsEach] = {};
@@ -95,19 +121,19 @@ struct RowDots {
     for (int k = 0; k < kSumsEach; ++k) {
       if (tile.channel != 0) total[k] = carried[k];
     }
+    // The next loads are in flight while the sums are computed.
+    Loaded next{};
+    fetch<kAligned>(tile, x, c, &next);
     SINPE_ROLLED
-    for (; c < tile.width; c += kInFlight * kSums) {
-      Raw<T, kSumsEach> raw[kInFlight];
-      Range range[kInFlight];
+    while (c < tile.width) {
+      const Loaded current = next;
+      const int32_t first = c;
+      c += kInFlight * kSums;
+      fetch<kAligned>(tile, x, c, &next);
       SINPE_UNROLLED
       for (int i = 0; i < kInFlight; ++i) {
-        const int32_t at = c + i * kSums, left = tile.width - at;
-        range[i] = {0, left < kSumsEach ? (left < 0 ? 0 : left) : kSumsEach};
-        if (left > 0) load<T, kSumsEach, kAligned>(x, at, s.of_x.channel, range[i], &raw[i]);
-      }
-      SINPE_UNROLLED
-      for (int i = 0; i < kInFlight; ++i) {
-        if (range[i].to != 0) add<kAligned>(tile, shared, r, c + i * kSums, range[i], rng_offset, raw[i], total);
+        const int32_t at = first + i * kSums;
+        if (at < tile.width) add<kAligned>(tile, shared, r, at, rng_offset, current.raw[i], out, total);
       }
     }
     if (is_last(tile)) {
@@ -120,8 +146,9 @@ struct RowDots {
   }
 
   template <bool kAligned>
-  SINPE_HD void add(const Tile& tile, const Shared& shared, int r, int32_t c, Range range, uint64_t rng_offset,
-                    const Raw<T, kSumsEach>& raw, double* total) const {
+  SINPE_HD void add(const Tile& tile, const Shared& shared, int r, int32_t c, uint64_t rng_offset,
+                    const Raw<T, kSumsEach>& raw, T* out, double* total) const {
+    const Range range = range_at(tile, c);
     const uint64_t step = kAligned ? 1 : static_cast<uint64_t>(s.of_rng_offsets.channel);
     Draw drawn{};
     if constexpr (kDrop) {
@@ -130,8 +157,18 @@ struct RowDots {
     }
     Real v[kSumsEach], pe[kSumsEach];
     raw.values(v);
+    const auto kept = [&](int k) { return !kDrop || drawn.keeps(k, s.drop_limit); };
+    if (out != nullptr) {
+      Real g[kSumsEach];
+      SINPE_UNROLLED
+      for (int k = 0; k < kSumsEach; ++k) {
+        g[k] = scale * v[k];
+        if constexpr (kDrop) g[k] = kept(k) ? g[k] * dropout_scale : Real{0};
+      }
+      store<T, kSumsEach, kAligned>(out, c, s.of_out.channel, range, g);
+    }
     load_row<kAligned>(shared.rows.pe + r * tile.width + c, pe, range);
-    const auto counts = [&](int k) { return (kAligned || k < range.to) && (!kDrop || drawn.keeps(k, s.drop_limit)); };
+    const auto counts = [&](int k) { return (kAligned || k < range.to) && kept(k); };
     if (angular_frequencies != nullptr) {
       SINPE_UNROLLED
       for (int k = 0; k < kSumsEach; ++k) {
@@ -172,14 +209,13 @@ struct RowDots {
     const int64_t whole = whole_slice(batch, slice), sample = whole / s.middle;
     const bool padded =
         s.padding_mask != nullptr && s.padding_mask[sample * s.mask_strides[0] + row * s.mask_strides[1]] != 0;
-    static_cast<double*>(s.out)[whole * positions.rows + row] =
-        padded ? 0.0 : (kDrop ? s.dropout_scale : 1.0) * sums[0];
+    dots[whole * positions.rows + row] = padded ? 0.0 : (kDrop ? s.dropout_scale : 1.0) * sums[0];
   }
 };
 
 template <class T, class Arithmetic>
-sinpe_status launch_dots(const DevicePlan& plan, const sinpe_add_arguments& a, const double* angular_frequencies,
-                         double* partial, Data s, Stream stream) {
+sinpe_status launch_dots(const DevicePlan& plan, const sinpe_add_arguments& a, double* dots, void* to,
+                         const double* angular_frequencies, double* partial, Data s, Stream stream) {
   const Shape shape(a);
   const bool by_sample = a.positions != nullptr && a.position_strides[0] != 0 && shape.batch > 1;
   s.middle = shape.middle;
@@ -192,19 +228,42 @@ sinpe_status launch_dots(const DevicePlan& plan, const sinpe_add_arguments& a, c
   if (parts > kMaxBlocks) return launch_failed("more slices than a grid can have");
   s.parts = Divisor(static_cast<uint32_t>(parts));
   const bool aligned = shape.dim % kSumsEach == 0 && rows_begin_at<T>(a.x, s.of_x, s.dims, kSumsEach) &&
+                       (to == nullptr || rows_begin_at<T>(to, s.of_out, s.dims, kSumsEach)) &&
                        (a.dropout.drop == 0 || rows_begin_counters(s));
   s.access = aligned ? Access::kAligned : Access::kGeneral;
   const int64_t blocks = tiling.tiles() * parts;
   sinpe_status status = SINPE_OK;
   for (int64_t channel = 0; channel < shape.dim && status == SINPE_OK; channel += kTile) {
-    const auto run = [&](auto body) { return launch(body, blocks, stream); };
-    const RowPositions positions = positions_of(a);
-    status =
-        a.dropout.drop != 0
-            ? run(RowDots<T, Arithmetic, true>{plan, positions, tiling, s, angular_frequencies, channel, partial})
-            : run(RowDots<T, Arithmetic, false>{plan, positions, tiling, s, angular_frequencies, channel, partial});
+    const auto run = [&](auto drops) {
+      using Body = RowDots<T, Arithmetic, decltype(drops)::value>;
+      using Real = typename Body::Real;
+      return launch(Body{plan, positions_of(a), tiling, s, dots, static_cast<T*>(to), static_cast<Real>(s.scale),
+                         static_cast<Real>(s.dropout_scale), angular_frequencies, channel, partial},
+                    blocks, stream);
+    };
+    status = a.dropout.drop != 0 ? run(std::true_type{}) : run(std::false_type{});
   }
   return status;
+}
+
+sinpe_status choose_dots(const DevicePlan& plan, const sinpe_add_arguments& a, double* dots, void* to,
+                         const double* angular_frequencies, void* scratch, const DeviceScalars& scalars,
+                         Stream stream) {
+  bool empty;
+  const sinpe_status status = check(plan, a, &empty);
+  if (status != SINPE_OK || empty) return status;
+  if (a.x == nullptr || (scratch == nullptr && row_dots_scratch(a) != 0)) return SINPE_BAD_ARGUMENT;
+  double* partial = static_cast<double*>(scratch);
+  const Data s = data_of(a, scalars);
+  return with_type(a.dtype, [&](auto type) {
+    using T = decltype(type);
+    if constexpr (std::is_same<T, double>::value) {
+      return launch_dots<T, InFull>(plan, a, dots, to, angular_frequencies, partial, s, stream);
+    } else {
+      return in_double() ? launch_dots<T, InDouble>(plan, a, dots, to, angular_frequencies, partial, s, stream)
+                         : launch_dots<T, InSingle>(plan, a, dots, to, angular_frequencies, partial, s, stream);
+    }
+  });
 }
 
 }  // namespace
@@ -219,19 +278,11 @@ int64_t sinpe::cuda::row_dots_scratch(const sinpe_add_arguments& a) {
 sinpe_status sinpe::cuda::row_dots(const DevicePlan& plan, const sinpe_add_arguments& a,
                                    const double* angular_frequencies, void* scratch, const DeviceScalars& scalars,
                                    Stream stream) {
-  bool empty;
-  const sinpe_status status = check(plan, a, &empty);
-  if (status != SINPE_OK || empty) return status;
-  if (a.x == nullptr || (scratch == nullptr && row_dots_scratch(a) != 0)) return SINPE_BAD_ARGUMENT;
-  double* partial = static_cast<double*>(scratch);
-  const Data s = data_of(a, scalars);
-  return with_type(a.dtype, [&](auto type) {
-    using T = decltype(type);
-    if constexpr (std::is_same<T, double>::value) {
-      return launch_dots<T, InFull>(plan, a, angular_frequencies, partial, s, stream);
-    } else {
-      return in_double() ? launch_dots<T, InDouble>(plan, a, angular_frequencies, partial, s, stream)
-                         : launch_dots<T, InSingle>(plan, a, angular_frequencies, partial, s, stream);
-    }
-  });
+  return choose_dots(plan, a, static_cast<double*>(a.out), nullptr, angular_frequencies, scratch, scalars, stream);
+}
+
+sinpe_status sinpe::cuda::add_backward(const DevicePlan& plan, const sinpe_add_arguments& a, double* dots,
+                                       void* scratch, const DeviceScalars& scalars, Stream stream) {
+  if (dots == nullptr) return SINPE_BAD_ARGUMENT;
+  return choose_dots(plan, a, dots, a.out, nullptr, scratch, scalars, stream);
 }

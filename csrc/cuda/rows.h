@@ -102,6 +102,18 @@ SINPE_HD void locate_row(const Tiling& tiling, const RowPositions& positions, co
 
 SINPE_HD double quiet_nan() { return bit_cast<double>(uint64_t{0x7ff8000000000000}); }
 
+// The sample of a finite position, with its rounding decided: by the direct formula if that decides it.
+template <class Arithmetic>
+SINPE_HD Sample<typename Arithmetic::Real> decided_sample(const Plan& plan, const int64_t* packed_plan, int64_t osc,
+                                                          Position p) {
+  const FastRange fast_range(plan);
+  Run<Arithmetic, false> run;
+  Undecided undecided;
+  undecided.add(!run.begin(plan, osc, p, 1, fast_range) || !fast_range.contains(p.d));
+  const auto v = run.at(fast_range, p, amplitude_of(plan.amplitude), &undecided);
+  return undecided.any() ? resolved_sample<Arithmetic>(packed_plan, osc, p) : v;
+}
+
 // Strides of a tile in shared memory.
 struct TileStrides {
   int32_t row, channel;

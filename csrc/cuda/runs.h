@@ -44,18 +44,21 @@ struct Runs {
   static constexpr int kSingle = kOsc == 4 && kKind == PositionKind::kFloat ? 1 : 2;
   static constexpr int kAdded = std::is_same<Arithmetic, InSingle>::value ? kSingle : kMost;
   static constexpr int kInFlight = kAdds ? kAdded : (kOsc == 4 && kConsecutive ? 1 : 2);
+  // Positions of a block's rows that are loaded into shared memory, if there are not more. With x in flight, a prefetch
+  // into L2 is enough, and the registers for it are not free.
+  static constexpr int kStaged = kConsecutive || kAdds ? 0 : 1024;
   struct Shared {
     uint32_t n;                                  // number of pieces with an undecided rounding
     uint16_t undecided[kThreads * kMaxRunRows];  // these pieces: the thread and the row of its run
+    uint64_t position_bits[kStaged + 1];
   };
 
   DevicePlan packed_plan;
   RowPositions positions;
   int64_t rows;
-  int32_t height;     // rows per run
-  Divisor threads;    // threads per row
-  bool one_position;  // all rows have the position of the first; then runs have one row
-  bool even;          // rows begin at multiples of 16 bytes
+  int32_t height;   // rows per run
+  Divisor threads;  // threads per row
+  bool even;        // rows begin at multiples of 16 bytes
   const T* x;
   T* out;
   int64_t x_step, out_step, position_step;  // strides of rows, in bytes
@@ -66,9 +69,15 @@ struct Runs {
   SINPE_HD void phase(uint32_t block, int thread, Shared& shared) const {
     if constexpr (kPhase == 0) {
       if (thread == 0) shared.n = 0;
+      if constexpr (kStaged != 0) {
+        const int64_t first = first_row(block), left = rows - first;
+        SINPE_ROLLED
+        for (int64_t i = thread; is_staged() && i < block_rows() && i < left; i += kThreads)
+          shared.position_bits[i] = read(position_address(first + i));
+      }
     } else if constexpr (kPhase == 1) {
       const ThreadRows at = rows_of(block, static_cast<uint32_t>(thread));
-      if (at.height > 0) compute(at, static_cast<uint32_t>(thread), shared);
+      if (at.height > 0) compute(at, block, static_cast<uint32_t>(thread), shared);
     } else {
       SINPE_ROLLED
       for (uint32_t i = static_cast<uint32_t>(thread); i < shared.n * kEach; i += kThreads) {
@@ -102,7 +111,7 @@ struct Runs {
     return {first, left < height ? static_cast<int32_t>(left < 0 ? 0 : left) : height, across};
   }
 
-  SINPE_HD void compute(const ThreadRows& at, uint32_t thread, Shared& shared) const {
+  SINPE_HD void compute(const ThreadRows& at, uint32_t block, uint32_t thread, Shared& shared) const {
     Plan plan;
     if (!decode_plan(packed_plan.packed, packed_plan.n_words, &plan) || plan.dim != packed_plan.dim) {
       for (int64_t c = at.across; c < packed_plan.dim; c += threads.d) fill(at, c, static_cast<Real>(quiet_nan()));
@@ -112,18 +121,46 @@ struct Runs {
       const Real by = kAdds ? factor() : Real{1};
       const bool unit = !OscillatorRun::kScales || plan.amplitude == 1.0;
       uint32_t undecided;
+      const Places from = places(at, block, shared);
       if (unit && (!kAdds || (by == Real{1} && scale == 1.0))) {
-        undecided = plan.interleaved ? in_pairs<true, true>(plan, at, by) : in_pairs<true, false>(plan, at, by);
+        undecided =
+            plan.interleaved ? in_pairs<true, true>(plan, at, from, by) : in_pairs<true, false>(plan, at, from, by);
       } else {
-        undecided = plan.interleaved ? in_pairs<false, true>(plan, at, by) : in_pairs<false, false>(plan, at, by);
+        undecided =
+            plan.interleaved ? in_pairs<false, true>(plan, at, from, by) : in_pairs<false, false>(plan, at, from, by);
       }
       SINPE_ROLLED
-      for (int32_t r = 0; r < at.height; ++r) {
-        if ((undecided >> r & 1) != 0)
-          shared.undecided[take_one(&shared.n)] =
-              static_cast<uint16_t>(thread << kRunRowBits | static_cast<uint32_t>(r));
+      for (; undecided != 0; undecided &= undecided - 1) {
+        const uint32_t row = static_cast<uint32_t>(lowest_bit(undecided));
+        shared.undecided[take_one(&shared.n)] = static_cast<uint16_t>(thread << kRunRowBits | row);
       }
     }
+  }
+
+  // The first row of a block, the largest number of its rows, and whether their positions are in shared memory.
+  SINPE_HD int64_t first_row(uint32_t block) const {
+    return static_cast<int64_t>(threads.quotient(block * static_cast<uint32_t>(kThreads))) * height;
+  }
+  SINPE_HD int32_t block_rows() const {
+    return (static_cast<int32_t>(static_cast<uint32_t>(kThreads) / threads.d) + 2) * height;
+  }
+  SINPE_HD bool is_staged() const { return block_rows() <= kStaged; }
+
+  // Where a thread reads the positions of its rows.
+  struct Places {
+    const char* first;
+    int64_t step;  // in bytes
+  };
+  SINPE_HD Places places(const ThreadRows& at, uint32_t block, const Shared& shared) const {
+    if constexpr (kConsecutive) return {};
+    if (kStaged != 0 && is_staged())
+      return {reinterpret_cast<const char*>(shared.position_bits + (at.row - first_row(block))), 8};
+    const char* const first = position_address(at.row);
+    SINPE_UNROLLED
+    for (int k = 1; k <= kMaxRunRows / 16; ++k) {
+      if (position_step <= 8 && 128 * k < at.height * position_step) prefetch(first + 128 * k);
+    }
+    return {first, position_step};
   }
 
   // Whether every oscillator provides a sine and a cosine, and each thread has kOsc of them.
@@ -164,14 +201,13 @@ struct Runs {
   // Sets *first to the first of consecutive positions; returns false if one of them is beyond int64.
   SINPE_HD bool find_first(const ThreadRows& at, Position* first) const {
     Position last;
-    const int64_t row = one_position ? 0 : at.row;
-    return positions.at(packed_plan, 0, row + at.height - 1, &last) && positions.at(packed_plan, 0, row, first);
+    return positions.at(packed_plan, 0, at.row + at.height - 1, &last) && positions.at(packed_plan, 0, at.row, first);
   }
 
   // 16 bytes of each row, or twice 8. Returns a bit for each row with an undecided rounding, which is not written.
   // kUnit: the amplitude is 1 (or contained in the run's values), and so are the scale and `by`.
   template <bool kUnit, bool kInterleaved>
-  SINPE_HD uint32_t in_pairs(const Plan& plan, const ThreadRows& at, Real by) const {
+  SINPE_HD uint32_t in_pairs(const Plan& plan, const ThreadRows& at, Places where, Real by) const {
     const int64_t osc = static_cast<int64_t>(at.across) * kOsc;
     const FastRange fast_range(plan);
     Position first{};
@@ -247,15 +283,14 @@ struct Runs {
     const int64_t begin = channel * static_cast<int64_t>(sizeof(T));
     const char* from = kAdds ? x_row(at.row) + begin : nullptr;
     char* to = out_row(at.row) + begin;
-    const char* where = kConsecutive ? nullptr : position_address(at.row);
     uint32_t undecided = 0;
     // fetch() loads what `count` rows need, and make_some() computes these rows.
     const auto fetch = [&](auto count, Loaded<Piece, kPieces>* rows) {
       SINPE_UNROLLED
       for (int i = 0; i < decltype(count)::value; ++i) {
         if constexpr (!kConsecutive) {
-          rows->position_bits[i] = read(where);
-          where += position_step;
+          rows->position_bits[i] = read(where.first);
+          where.first += kStaged != 0 ? where.step : position_step;  // the latter occupies no register
         }
         if constexpr (kAdds) {
           SINPE_UNROLLED
@@ -308,11 +343,10 @@ struct Runs {
   SINPE_HD void by_channel(const ThreadRows& at) const {
     SINPE_ROLLED
     for (int64_t c = at.across; c < packed_plan.dim; c += threads.d) {
-      const uint32_t undecided = channel(read_plan(packed_plan.packed), at, c);
+      uint32_t undecided = channel(read_plan(packed_plan.packed), at, c);
       SINPE_ROLLED
-      for (int32_t r = 0; r < at.height; ++r) {
-        if ((undecided >> r & 1) != 0) resolve(read_plan(packed_plan.packed), at.row + r, c);
-      }
+      for (; undecided != 0; undecided &= undecided - 1)
+        resolve(read_plan(packed_plan.packed), at.row + lowest_bit(undecided), c);
     }
   }
 
@@ -329,7 +363,7 @@ struct Runs {
     Position first{};
     Run<Arithmetic, kConsecutive> run;
     if ((kConsecutive && !find_first(at, &first)) || !run.begin(plan, osc, first, at.height, fast_range))
-      return ~uint32_t{0};
+      return ~uint32_t{0} >> (kMaxRunRows - at.height);
     const Amplitude amplitude = amplitude_of(plan.amplitude);
     uint32_t undecided = 0;
     SINPE_ROLLED
@@ -347,20 +381,13 @@ struct Runs {
     return undecided;
   }
 
-  // Computes one value, with its rounding decided: by the direct formula if that decides it.
+  // Computes one value, with its rounding decided.
   SINPE_HD void resolve(const Plan& plan, int64_t row, int64_t c) const {
     bool cosine;
     const int64_t osc = plan.channel_oscillator(c, &cosine);
     Position p;
     Sample<Real> v{static_cast<Real>(quiet_nan()), static_cast<Real>(quiet_nan())};
-    if (positions.at(packed_plan, 0, one_position ? 0 : row, &p)) {
-      const FastRange fast_range(plan);
-      Run<Arithmetic, false> run;
-      Undecided undecided;
-      undecided.add(!run.begin(plan, osc, p, 1, fast_range) || !fast_range.contains(p.d));
-      v = run.at(fast_range, p, amplitude_of(plan.amplitude), &undecided);
-      if (undecided.any()) v = resolved_sample<Arithmetic>(packed_plan.packed, osc, p);
-    }
+    if (positions.at(packed_plan, 0, row, &p)) v = decided_sample<Arithmetic>(plan, packed_plan.packed, osc, p);
     put(row, c, (kAdds ? factor() : Real{1}) * (cosine ? v.c : v.s));
   }
 
@@ -384,7 +411,6 @@ sinpe_status launch_runs(const DevicePlan& plan, const sinpe_add_arguments& a, c
             product(a.sizes, a.rank - 1),
             kMaxRunRows,
             Divisor(),
-            a.rank == 3,
             false,
             static_cast<const T*>(a.x),
             static_cast<T*>(a.out),
@@ -406,7 +432,7 @@ sinpe_status launch_runs(const DevicePlan& plan, const sinpe_add_arguments& a, c
   constexpr int kMaxHeight = kMaxRunRows - kMaxRunRows % Body::kInFlight;
   const int64_t wave = int64_t{Body::kBlocks} * multiprocessors() * kThreads, all = body.rows * threads;
   const int64_t needed = all / (wave * kMaxHeight) + 1, waves = needed < 4 ? 4 : needed;
-  const int64_t height = body.one_position ? 1 : (all + wave * waves - 1) / (wave * waves);
+  const int64_t height = (all + wave * waves - 1) / (wave * waves);
   body.height = static_cast<int32_t>(
       height < Body::kInFlight ? height : (height + Body::kInFlight - 1) / Body::kInFlight * Body::kInFlight);
   const int64_t items = (body.rows + body.height - 1) / body.height * threads;
@@ -414,8 +440,8 @@ sinpe_status launch_runs(const DevicePlan& plan, const sinpe_add_arguments& a, c
   return launch(body, (items + kThreads - 1) / kThreads, stream);
 }
 
-// Computes the rows of the encoding, added to x if kAdds. The arguments must be checked, not empty, and have contiguous
-// channels. With three dimensions, the samples have one row each, at the same position.
+// Computes the rows of the encoding, added to x if kAdds. The arguments must be checked, not empty, two-dimensional, and
+// have contiguous channels.
 template <PositionKind kKind, bool kAdds>
 sinpe_status run_rows(const DevicePlan& plan, const sinpe_add_arguments& a, const DeviceScalars& scalars,
                       Stream stream) {

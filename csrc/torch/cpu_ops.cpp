@@ -60,6 +60,11 @@ struct Call {
   void row_dots(const PackedArray& plan, const sinpe_add_arguments& a, const double* angular_frequencies) const {
     check_status(sinpe_row_dots(plan.data, plan.size, &a, angular_frequencies));
   }
+  void add_backward(const PackedArray& plan, sinpe_add_arguments a, double* dots) const {
+    dropout(a);
+    a.out = dots;
+    row_dots(plan, a, nullptr);
+  }
   void embed(const PackedArray& plan, sinpe_embed_arguments& e) const {
     const sinpe_status status = sinpe_embed(plan.data, plan.size, &e);
     check_ids_status(status, e.bad_id, e.num_embeddings);

@@ -123,6 +123,10 @@ struct Call {
     Tensor scratch = memory(cuda::row_dots_scratch(a));
     check_launch(cuda::row_dots(plan, a, angular_frequencies, scratch.mutable_data_ptr(), scalars, stream));
   }
+  void add_backward(const cuda::DevicePlan& plan, const sinpe_add_arguments& a, double* dots) const {
+    Tensor scratch = memory(cuda::row_dots_scratch(a));
+    check_launch(cuda::add_backward(plan, a, dots, scratch.mutable_data_ptr(), scalars, stream));
+  }
   void embed(const cuda::DevicePlan& plan, const sinpe_embed_arguments& e) const {
     check_launch(cuda::embed(plan, e, scalars, stream));
   }

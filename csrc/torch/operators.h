@@ -13,6 +13,8 @@
 //   table, encode, add, ...          the kernels; each throws if it fails
 #pragma once
 
+#include <tuple>
+
 #include "torch/arguments.h"
 
 namespace sinpe_torch {
@@ -129,6 +131,21 @@ struct Operators {
     return out;
   }
 
+  static std::tuple<Tensor, Tensor> add_backward(const Tensor& grad, const Tensor& plan, Optional positions,
+                                                 Optional padding_mask, Optional seed, int64_t start,
+                                                 bool positions_are_starts, double scale, int64_t drop_threshold,
+                                                 Integers rng_offsets) {
+    Call call("grad", grad);
+    Tensor to_x = call.register_output(new_like(call.device, grad));
+    sinpe_add_arguments a = arguments_of(call.device, grad, to_x, scale, start);
+    a.dropout = dropout_of(&call, seed, drop_threshold, rng_offsets, a.sizes, grad.dim());
+    set_rows(call.device, &a, positions, padding_mask, positions_are_starts);
+    const auto packed_plan = call.plan(plan, dim_of(a));
+    Tensor dots = new_dense(call.device, Integers(a.sizes, a.sizes + a.rank - 1), SINPE_FLOAT64);
+    call.add_backward(packed_plan, a, static_cast<double*>(dots.mutable_data_ptr()));
+    return {to_x, dots};
+  }
+
   // `padding_idx` and `sparse` are used by the derivative only.
   static Tensor embed(const Tensor& ids, const Tensor& weight, const Tensor& plan, Optional positions,
                       Optional padding_mask, Optional alpha, Optional seed, int64_t start, bool positions_are_starts,
@@ -172,6 +189,7 @@ struct Operators {
     m.impl("add_grid_out", TORCH_BOX(&add_grid_out));
     m.impl("dropout", TORCH_BOX(&dropout));
     m.impl("row_dots", TORCH_BOX(&row_dots));
+    m.impl("add_backward", TORCH_BOX(&add_backward));
     m.impl("embed", TORCH_BOX(&embed));
     m.impl("embed_backward", TORCH_BOX(&embed_backward));
   }

@@ -127,6 +127,8 @@ def one_by_one(name: str) -> Callable[..., Any]:
             op(*(a if d is None else a.select(d, k) for a, d in zip(arguments, dims, strict=True)))
             for k in range(info.batch_size)
         ]
+        if isinstance(results[0], tuple):
+            return tuple(torch.stack(each) for each in zip(*results, strict=True)), (0,) * len(results[0])
         return torch.stack(results), 0
 
     return rule

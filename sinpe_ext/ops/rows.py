@@ -10,9 +10,9 @@ tensors, else on the CPU; `dim` repeats its number of channels for the fake kern
 out = keep * (scale * x + alpha * PE(p)), keep being the dropout mask times its scale, so with G = keep * grad:
 d x = scale * G, d alpha = sum(G * PE), d p = alpha * sum_c(G_c * PE'_c), and a channel's derivative
 PE' = 2 pi f * A sin(2 pi (p f + (q + 1)/4)) is the partner plan's channel times its angular frequency, the argument
-`slopes` of the operators (`angular_frequencies` in Python). The operator `row_dots` computes the sums over channels; it
-recomputes rows and mask instead of storing them, and its own derivative consists of the same operators, so derivatives
-of every order work.
+`slopes` of the operators (`angular_frequencies` in Python). The operator `row_dots` computes the sums over channels,
+and `add_backward` these and d x in one pass over grad; they recompute rows and mask instead of storing them, and their
+own derivatives consist of the same operators, so derivatives of every order work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .. import reference
 from ..backend import loader
 from ..checks import position_range
 from ..reference import apply, grid_add
-from ..reference.operands import Add, AddGrid, Dropout, Embed, RowDots, save, saved
+from ..reference.operands import Add, AddBackward, AddGrid, Dropout, Embed, RowDots, save, saved
 from ..reference.tiles import accumulation, arranged
 from ..runtime.observers import is_traced
 from .operator import Operator, one_by_one
@@ -210,8 +210,16 @@ def _add_dropout_setup(ctx: Any, inputs: Any, output: Any) -> None:
 def _add_dropout_backward(ctx: Any, grad: Tensor) -> Any:
     a: Add = saved(ctx)
     needs = Add(*ctx.needs_input_grad[: len(Add._fields)])  # AddInPlace has two more arguments
-    to_x = scaled(Dropout(grad, a.seed, a.drop_threshold, a.scale, a.rng_offsets)) if needs.x else None
-    to_alpha = alpha_gradient(grad, a) if needs.alpha else None
+    to_x = to_alpha = None
+    if needs.x and needs.alpha and (a.drop_threshold or a.scale != 1.0):
+        rows = a.plan, a.positions, a.padding_mask, a.seed, a.start, a.positions_are_starts
+        to_x, dots = ADD_BACKWARD(grad, *rows, a.scale, a.drop_threshold, a.rng_offsets)
+        to_alpha = summed(dots, a)
+    else:
+        if needs.x:
+            to_x = scaled(Dropout(grad, a.seed, a.drop_threshold, a.scale, a.rng_offsets))
+        if needs.alpha:
+            to_alpha = alpha_gradient(grad, a)
     to_positions = position_gradient(grad, a) if needs.positions else None
     return to_x, None, to_positions, None, to_alpha, *(None,) * 6
 
@@ -224,8 +232,13 @@ def row_dots_of(grad: Tensor, a: Add | Embed) -> RowDots:
 
 def alpha_gradient(grad: Tensor, a: Add | Embed) -> Tensor:
     """d alpha = sum(G * PE)."""
+    return summed(ROW_DOTS(*row_dots_of(grad, a)), a)
+
+
+def summed(dots: Tensor, a: Add | Embed) -> Tensor:
+    """The gradient with respect to alpha, from the results of `row_dots`."""
     assert isinstance(a.alpha, Tensor)
-    return ROW_DOTS(*row_dots_of(grad, a)).sum().reshape(a.alpha.shape).to(a.alpha.dtype)
+    return dots.sum().reshape(a.alpha.shape).to(a.alpha.dtype)
 
 
 def position_gradient(grad: Tensor, a: Add | Embed) -> Tensor:
@@ -325,10 +338,15 @@ def _row_dots_setup(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _row_dots_backward(ctx: Any, upstream: Tensor) -> Any:
-    a: RowDots = saved(ctx)
+    to_grad, to_positions = row_dots_gradients(saved(ctx), upstream, ctx.needs_input_grad)
+    return to_grad, None, to_positions, *(None,) * 7
+
+
+def row_dots_gradients(a: RowDots, upstream: Tensor, needs: Any) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients with respect to grad and positions, the first and the third operand."""
     to_grad = to_positions = None
     dim, rank = a.grad.shape[-1], a.grad.dim()
-    if ctx.needs_input_grad[0]:
+    if needs[0]:
         acc, device = accumulation(a.grad.dtype), a.grad.device
         if a.positions is None:
             rows = TABLE.op(a.plan, a.start, a.grad.shape[-2], dim, acc).to(device)
@@ -340,12 +358,12 @@ def _row_dots_backward(ctx: Any, upstream: Tensor) -> Any:
         rows = rows if a.padding_mask is None else rows.masked_fill(a.padding_mask.unsqueeze(-1), 0.0)
         product = (upstream.to(acc).unsqueeze(-1) * arranged(rows, rank)).to(a.grad.dtype)
         to_grad = scaled(Dropout(product, a.seed, a.drop_threshold, 1.0, a.rng_offsets))
-    if ctx.needs_input_grad[2]:
+    if needs[2]:
         assert a.positions is not None
         partner, further = derivative_plan(a.plan, dim)
         further = further if a.angular_frequencies is None else further * a.angular_frequencies
         to_positions = reduced(ROW_DOTS(*a._replace(plan=partner, angular_frequencies=further)) * upstream, a.positions)
-    return to_grad, None, to_positions, *(None,) * 7
+    return to_grad, to_positions
 
 
 ROW_DOTS = Operator(
@@ -355,4 +373,35 @@ ROW_DOTS = Operator(
     fake=lambda grad, *_: grad.new_empty(grad.shape[:-1], dtype=torch.float64),
     vmap=one_by_one("row_dots"),
     derivative=(_row_dots_setup, _row_dots_backward),
+)
+
+
+# ------------------------------------------------------------------------------------------------ add_backward
+
+
+def _gradients(*operands: Any) -> tuple[Tensor, Tensor]:
+    b = AddBackward(*operands)
+    return apply.dropout(b.to_x()), apply.row_dots(decoded(b.plan), b.row_dots())
+
+
+def _gradients_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    save(ctx, AddBackward(*inputs))
+
+
+def _gradients_backward(ctx: Any, of_x: Tensor, of_dots: Tensor) -> Any:
+    b: AddBackward = saved(ctx)
+    to_grad, to_positions = row_dots_gradients(b.row_dots(), of_dots, ctx.needs_input_grad)
+    if to_grad is not None:
+        to_grad = to_grad + scaled(b.to_x()._replace(x=of_x))
+    return to_grad, None, to_positions, *(None,) * 7
+
+
+# The gradient with respect to x, and the result of `row_dots`, in one pass over grad.
+ADD_BACKWARD = Operator(
+    "add_backward(Tensor grad, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? seed, SymInt start, "
+    "bool positions_are_starts, float scale, int drop, SymInt[] elements) -> (Tensor, Tensor)",
+    reference=_gradients,
+    fake=lambda grad, *_: (torch.empty_like(grad), grad.new_empty(grad.shape[:-1], dtype=torch.float64)),
+    vmap=one_by_one("add_backward"),
+    derivative=(_gradients_setup, _gradients_backward),
 )

@@ -66,6 +66,32 @@ class RowDots(NamedTuple):
     rng_offsets: Sequence[int] = ()
 
 
+class AddBackward(NamedTuple):
+    """Operands of `add_backward`."""
+
+    grad: Tensor
+    plan: Tensor
+    positions: Tensor | None = None
+    padding_mask: Tensor | None = None
+    seed: Tensor | None = None
+    start: int = 0
+    positions_are_starts: bool = False
+    scale: float = 1.0
+    drop_threshold: int = 0
+    rng_offsets: Sequence[int] = ()
+
+    def to_x(self) -> Dropout:
+        """Operands of `dropout`, whose result is the first."""
+        return Dropout(self.grad, self.seed, self.drop_threshold, self.scale, self.rng_offsets)
+
+    def row_dots(self) -> RowDots:
+        """Operands of `row_dots`, whose result is the second."""
+        return RowDots(
+            self.grad, self.plan, self.positions, self.padding_mask, None, self.seed, self.start,
+            self.positions_are_starts, self.drop_threshold, self.rng_offsets,
+        )  # fmt: skip
+
+
 class Embed(NamedTuple):
     """Operands of `embed`."""
 

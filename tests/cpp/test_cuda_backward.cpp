@@ -41,6 +41,32 @@ void test_row_dots() {
   }
 }
 
+// add_backward: the results of dropout and of row_dots.
+template <class T>
+void test_add_backward() {
+  check::Random random;
+  for (int number = 0; number < kCases; ++number) {
+    AddCase<T> c(random);
+    int64_t rows = 1;
+    for (int d = 0; d + 1 < c.a.rank; ++d) rows *= c.a.sizes[d];
+    std::vector<double> want_dots(static_cast<size_t>(rows), 77.0), dots = want_dots;
+    std::vector<double> scratch(static_cast<size_t>(sinpe::cuda::row_dots_scratch(c.a)) / sizeof(double), NAN);
+    Buffer<T> want = c.out, got = c.out;
+    sinpe_add_arguments a = c.for_device(&want);
+    CHECK(sinpe::cuda::dropout(a, c.scalars, nullptr) == SINPE_OK);
+    a.out = want_dots.data();
+    CHECK(sinpe::cuda::row_dots(on_device(c.plan), a, nullptr, scratch.data(), c.scalars, nullptr) == SINPE_OK);
+    a = c.for_device(&got);
+    CHECK(sinpe::cuda::add_backward(on_device(c.plan), a, nullptr, scratch.data(), c.scalars, nullptr) ==
+          SINPE_BAD_ARGUMENT);
+    CHECK(sinpe::cuda::add_backward(on_device(c.plan), a, dots.data(), scratch.data(), c.scalars, nullptr) == SINPE_OK);
+    int64_t wrong = 0;
+    for (size_t i = 0; i < dots.size(); ++i) wrong += !same(dots[i], want_dots[i]);
+    for (size_t i = 0; i < want.storage.size(); ++i) wrong += !same(got.storage[i], want.storage[i]);
+    CHECK(wrong == 0);
+  }
+}
+
 // Compares a CUDA kernel body with the CPU. b has all fields but `out`.
 template <class T>
 void compare_embed_backward(sinpe_embed_backward_arguments b, const DeviceScalars& scalars, Buffer<T>* want,
@@ -153,9 +179,13 @@ void test_bad_ids() {
 
 int main() {
   test_row_dots<float>();
+  test_add_backward<float>();
   test_row_dots<double>();
+  test_add_backward<double>();
   test_row_dots<sinpe::bfloat16>();
+  test_add_backward<sinpe::bfloat16>();
   test_row_dots<sinpe::float16>();
+  test_add_backward<sinpe::float16>();
   test_embed_backward<float>();
   test_long_runs<float>();
   test_embed_backward<double>();

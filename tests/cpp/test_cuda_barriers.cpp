@@ -109,6 +109,15 @@ void test_type(const TestPlan& plan) {
                      CHECK(sinpe::cuda::row_dots(words, a, nullptr, nullptr, {}, nullptr) == SINPE_OK);
                      return bytes_of(out);
                    }});
+    check_barriers("add_backward", {[&] {
+                     std::vector<T> out;
+                     std::vector<double> dots(kBatch * kRows);
+                     const sinpe_add_arguments a = arguments(&out, drop);
+                     CHECK(sinpe::cuda::add_backward(words, a, dots.data(), nullptr, {}, nullptr) == SINPE_OK);
+                     std::vector<char> all = bytes_of(out), more = bytes_of(dots);
+                     all.insert(all.end(), more.begin(), more.end());
+                     return all;
+                   }});
     check_barriers("embed", {[&] {
                      std::vector<T> out;
                      std::vector<int64_t> ids;

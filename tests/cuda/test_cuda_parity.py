@@ -176,6 +176,22 @@ def test_add(form: str, dtype: torch.dtype, device: torch.device) -> None:  # no
                 assert_sums(device, run(device), expected(device, run), 40.0)
 
 
+# Above the size up to which a thread computes two channels for itself (csrc/cuda/few_rows.h), on every card.
+MANY = 2**19
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("form", FORMS)
+def test_add_of_many_elements(form: str, dtype: torch.dtype, cuda: torch.device) -> None:  # noqa: F811
+    named = FORMS[form]
+    for width in (7, 64, 130):
+        x = randn(3, MANY // (3 * S * width), S, width, dtype=dtype)
+        for layout in LAYOUTS:
+            for drop in (0.0, P):
+                run = sums(x, named, layout, dropout=drop, seed=11)
+                assert_sums(cuda, run(cuda), expected(cuda, run), 40.0)
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_add_into(dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
     x = randn(3, 2, S, 34, dtype=dtype)
@@ -258,6 +274,18 @@ def test_embed(name: str, dtype: torch.dtype, device: torch.device) -> None:  # 
             assert_sums(device, run(device), expected(device, run), 60.0)
             got, want = run(device, True), expected(device, lambda d: run(d, True))
             assert torch.equal(got.cpu(), want), f"{ulps(got, want)} ULP"
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", EMBED)
+def test_embed_of_many_elements(name: str, dtype: torch.dtype, cuda: torch.device) -> None:  # noqa: F811
+    for width in (7, 64, 130):
+        shape = (3, MANY // (3 * S * width), S)
+        ids = torch.randint(0, 23, shape, generator=torch.Generator().manual_seed(4))
+        weight = randn(23, width, dtype=dtype)
+        for drop in (0.0, P):
+            run = lambda d: sinpe.embed(ids.to(d), weight.to(d), dropout=drop, seed=9, **moved(EMBED[name], d))  # noqa: B023, E731
+            assert_sums(cuda, run(cuda), expected(cuda, run), 60.0)
 
 
 @pytest.mark.parametrize("ids", ["one row", "few rows", "each row once", "none"])

@@ -249,6 +249,7 @@ CALLS = {
     "add_dropout": lambda: (x(), plan(), *rows(), alpha(), seed(), *start(), 1.0, *drop()),
     "add_dropout_out": lambda: (x(), plan(), *rows(), seed(), *start(), 1.0, 1.0, *drop(), x()),
     "row_dots": lambda: (x(), plan(), *rows(), some(lambda: tensor(8, dtype=torch.float64)), seed(), *start(), *drop()),
+    "add_backward": lambda: (x(), plan(), *rows(), seed(), *start(), 1.0, *drop()),
     "embed": lambda: (ids(), tensor(4, 8), plan(), *rows(), alpha(), seed(), *start(), 1.0, far(), False, *drop()),
     "embed_backward": lambda: (x(), ids(), seed(), draw.choice([4, 0, -1, 2**62]), draw.choice(FAR), 1.0, *drop()),
 }

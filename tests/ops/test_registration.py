@@ -41,6 +41,9 @@ SCHEMAS = {
         "Tensor(a!) out) -> ()"
     ),
     "row_dots": f"(Tensor grad, Tensor plan, {ROWS}, Tensor? slopes, Tensor? seed, {START}, {DROPPED}) -> Tensor",
+    "add_backward": (
+        f"(Tensor grad, Tensor plan, {ROWS}, Tensor? seed, {START}, float scale, {DROPPED}) -> (Tensor, Tensor)"
+    ),
     "embed": (
         f"(Tensor ids, Tensor weight, Tensor plan, {ROWS}, Tensor? alpha, Tensor? seed, {START}, float scale, "
         f"int padding_idx, bool sparse, {DROPPED}) -> Tensor"
@@ -144,6 +147,14 @@ def samples(grad: bool) -> dict[str, tuple[str, tuple[Any, ...]]]:
         "row_dots all": ("row_dots", (x(torch.float64, grad), words, many, mask, slopes, seed, 0, False, 9000, shard)),
         "row_dots starts": ("row_dots", (x(torch.float16), words, whole[:, :1], None, None, None, 0, True, 0, [])),
         "row_dots 2-D": ("row_dots", (x(grad=grad)[0], words, shared, None, None, None, 0, False, 0, [])),
+        "add_backward": ("add_backward", (x(grad=grad), words, None, None, seed, 5, False, 1.0, 9000, [])),
+        "add_backward all": (
+            "add_backward", (x(torch.float64, grad), words, many, mask, seed, 0, False, 1.5, 9000, shard),
+        ),
+        "add_backward layout": (
+            "add_backward",
+            (x(grad=grad).transpose(0, 1), words, None, None, None, 5, False, 0.5, 0, [0, D, S * D, 1]),
+        ),
         "embed": ("embed", (ids, weight, words, None, None, alpha, seed, 5, False, 1.5, 1, False, 9000, [])),
         "embed all": ("embed", (ids, weight, words, many, mask, alpha, seed, 0, False, 1.5, 1, False, 9000, shard)),
         "embed sequence": (
@@ -168,6 +179,10 @@ def test_opcheck(case: str, grad: bool) -> None:
     assert set(results.values()) == {"SUCCESS"}
 
 
+def as_tuple(made: Any) -> tuple[torch.Tensor, ...]:
+    return made if isinstance(made, tuple) else (made,)
+
+
 @pytest.mark.parametrize("case", [case for case in samples(False) if "_out" not in case])
 def test_fake_results_match_real_ones(case: str) -> None:
     name, arguments = samples(False)[case]
@@ -176,7 +191,8 @@ def test_fake_results_match_real_ones(case: str) -> None:
         fake = op(name)(*(mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments))
     meta = op(name)(*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in arguments))
     for made in (fake, meta):
-        assert (made.shape, made.stride(), made.dtype) == (real.shape, real.stride(), real.dtype)
+        for got, want in zip(as_tuple(made), as_tuple(real), strict=True):
+            assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)
 
 
 BATCHED = [
@@ -186,6 +202,7 @@ BATCHED = [
     "dropout layout",
     "add_dropout all",
     "row_dots all",
+    "add_backward all",
     "embed all",
     "embed_backward",
 ]
@@ -206,7 +223,19 @@ def test_vmap_equals_one_call_per_sample(case: str) -> None:
     one_by_one = [
         op(name)(*(a if d is None else a[k] for a, d in zip(batched, in_dims, strict=True))) for k in range(3)
     ]
-    assert torch.equal(got, torch.stack(one_by_one))
+    for many, each in zip(as_tuple(got), zip(*map(as_tuple, one_by_one), strict=True), strict=True):
+        assert torch.equal(many, torch.stack(each))
+
+
+def test_add_backward_is_dropout_and_row_dots() -> None:
+    """With the same bits; the arguments of the samples above."""
+    for case in ("add_backward", "add_backward all", "add_backward layout"):
+        arguments = samples(False)[case][1]
+        grad, words, positions, mask, seed, start, are_starts, scale, drop, offsets = arguments
+        to_x, dots = op("add_backward")(*arguments)
+        rows = (words, positions, mask, None, seed, start, are_starts, drop, offsets)
+        assert torch.equal(dots, op("row_dots")(grad, *rows)) and not dots.isnan().any()
+        assert torch.equal(to_x, op("dropout")(grad, seed, drop, scale, offsets))
 
 
 def test_functions_under_fake_tensor_mode(backend: str) -> None:
