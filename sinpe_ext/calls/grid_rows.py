@@ -185,7 +185,13 @@ def _cached_rows(
         return _rows_on_cpu(*key)
     if not torch.cuda.is_available():
         return on_device(key, device, lambda: _rows_on_cpu(*key))
-    return on_device(key, device, lambda: _rows(grid, lengths, [0] * len(lengths), acc, device, by_channels).cpu())
+
+    def make() -> Tensor:
+        rows = _rows(grid, lengths, [0] * len(lengths), acc, device, by_channels)
+        torch.cuda.current_stream(device).synchronize()  # later calls may be on another stream
+        return rows
+
+    return on_device(key, device, make)
 
 
 @lru_cache(maxsize=64)

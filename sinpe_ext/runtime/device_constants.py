@@ -32,7 +32,7 @@ def on_device(
 
     Args:
         key: hashable, identifies the constant.
-        make: returns the constant on the CPU; called on first use.
+        make: returns the constant, on the CPU or, with its computation finished, on the device; called on first use.
         note: called with each new copy.
     Raises:
         RuntimeError if the first use is inside a CUDA graph capture.

@@ -280,8 +280,7 @@ def test_embed(name: str, dtype: torch.dtype, device: torch.device) -> None:  # 
 @pytest.mark.parametrize("name", EMBED)
 def test_embed_of_many_elements(name: str, dtype: torch.dtype, cuda: torch.device) -> None:  # noqa: F811
     for width in (7, 64, 130):
-        shape = (3, MANY // (3 * S * width), S)
-        ids = torch.randint(0, 23, shape, generator=torch.Generator().manual_seed(4))
+        ids = torch.randint(0, 23, (MANY // (S * width), S), generator=torch.Generator().manual_seed(4))
         weight = randn(23, width, dtype=dtype)
         for drop in (0.0, P):
             run = lambda d: sinpe.embed(ids.to(d), weight.to(d), dropout=drop, seed=9, **moved(EMBED[name], d))  # noqa: B023, E731
