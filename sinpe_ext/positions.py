@@ -15,7 +15,7 @@ from .checks import INT64_MAX, INT64_MIN, addressable, dense_tensor, shown
 from .checks import length as _length
 from .encodings.values import integer
 from .runtime import observers
-from .runtime.tracing import is_jit_traced, is_size
+from .runtime.tracing import refuse_jit_trace
 
 __all__ = ["from_mask_2d", "from_padding_idx", "from_padding_mask", "grid", "packed", "relative"]
 
@@ -44,6 +44,7 @@ def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
     Raises:
         TypeError, ValueError for arguments of the wrong type, shape or value.
     """
+    refuse_jit_trace()
     dense_tensor("cu_seqlens", cu_seqlens)
     if cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.dim() != 1 or not cu_seqlens.numel():
         raise TypeError(
@@ -63,7 +64,7 @@ def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
             raise ValueError(
                 f"total: expected {int(ends[-1])} or more, the last of cu_seqlens, got {total}; leave it unset"
             )
-    traced = torch.compiler.is_compiling() or is_jit_traced()  # the checks would specialize a symbolic size
+    traced = torch.compiler.is_compiling()  # the checks would specialize a symbolic size
     rows = total if traced else _length(total, "total")
     if not traced:
         addressable("total", rows, 1, 8)
@@ -88,8 +89,7 @@ def relative(length: int, *, device: torch.device | str | None = None) -> Tensor
     Source:
         Dai et al. 2019, "Transformer-XL", section 3.3.
     """
-    if not is_size(length):
-        length = integer("length", length, 1, INT64_MAX // 2, "pass the number of tokens")
+    length = integer("length", length, 1, INT64_MAX // 2, "pass the number of tokens")
     return torch.arange(length - 1, -length, -1, device=device)
 
 
@@ -170,9 +170,10 @@ def grid(shape: Sequence[int], *, start: int | Sequence[int] = 0, device: torch.
     Raises:
         TypeError, ValueError for invalid lengths and for coordinates beyond int64.
     """
+    refuse_jit_trace()
     if isinstance(shape, (int, str)) or not isinstance(shape, Sequence) or not shape:
         raise TypeError(f"shape: expected a length for each axis, got {shown(shape)}; pass (H, W) or (T, H, W)")
-    traced = torch.compiler.is_compiling() or is_jit_traced()  # the checks would specialize symbolic sizes
+    traced = torch.compiler.is_compiling()  # the checks would specialize symbolic sizes
     lengths = list(shape) if traced else [_length(length, "shape") for length in shape]
     starts = list(start) if isinstance(start, Sequence) else [start] * len(lengths)
     if len(starts) != len(lengths):

@@ -9,7 +9,6 @@ is the same in all these cases.
 
 from __future__ import annotations
 
-import math
 import operator
 from typing import Any
 
@@ -29,6 +28,7 @@ from ..reference.operands import Add, AddGrid, Dropout
 from ..reference.tiles import accumulation, arranged
 from ..runtime import observers
 from ..runtime.observers import is_functional, needs_operations
+from ..runtime.tracing import refuse_jit_trace
 from . import grid_rows
 from .grid_form import GridForm
 from .rows import AddArguments, Form, RowsCall, cached_by_value
@@ -73,6 +73,7 @@ class AddCall(RowsCall):
     starts: list[Any]
 
     def __init__(self, given: AddArguments, part: Part | None = None, is_flat: bool | None = None) -> None:
+        refuse_jit_trace()
         checks.check_x(given.x)
         self.x: Tensor = given.x
         self.device, self.acc = self.x.device, accumulation(self.x.dtype)
@@ -86,7 +87,7 @@ class AddCall(RowsCall):
         x, rank = self.x, self.x.dim()
         self.form = form = _form(rank, given.seq_dim, given.channel_dim)
         rows_at, channels_at = form.axes
-        shape = checks.sizes(x)
+        shape = x.shape
         self.shape = shape if form.is_canonical else torch.Size([shape[d] for d in form.order])
         _, width = self._set_part(part, rows_at, channels_at, shape)
         of = checks.Target("x", shape, x.device, self.shape[0] if rank > 2 else 1, shape[rows_at])
@@ -103,7 +104,7 @@ class AddCall(RowsCall):
         x, encoding, channel_dim = given.x, given.encoding, given.channel_dim
         checks.check_storage_bounds("x", x)  # here, because views of x are created before a kernel could check
         channels_at = checks.axis("channel_dim", channel_dim, x.dim())
-        shape = checks.sizes(x)
+        shape = x.shape
         width = shape[channels_at] if part is None else part.shape[channels_at]
         if part is not None and width != shape[channels_at]:
             self.columns = part.first[channels_at], shape[channels_at]
@@ -201,7 +202,7 @@ class AddCall(RowsCall):
             return self._implicit_coordinates(self.starts)
         if not self.is_single_encoding:
             return self.positions
-        ahead = torch.arange(self.length(), device=self.device) if self.are_starts else None
+        ahead = torch.arange(self.shape[-2], device=self.device) if self.are_starts else None
         return (self.positions if ahead is None else self.positions + ahead).unsqueeze(-1)
 
     def _implicit_coordinates(self, starts: list[Any]) -> Tensor:
@@ -209,7 +210,7 @@ class AddCall(RowsCall):
         assert isinstance(self.form, GridForm)
         axes = [
             torch.arange(size, device=self.device) + (first + start)
-            for size, first, start in zip(self.form.traced_lengths(self.x), self.firsts, starts, strict=True)
+            for size, first, start in zip(self.form.lengths, self.firsts, starts, strict=True)
         ]
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(1, -1, len(self.firsts))
 
@@ -242,7 +243,7 @@ class AddCall(RowsCall):
     def write_to(self, out: Tensor) -> Tensor:
         """`add` with `out`, which has been checked."""
         self.draw()
-        if _is_compiling() or checks.is_jit_traced():
+        if _is_compiling():
             return out.copy_(self.traced())
         self.run(out)
         torch.autograd.graph.increment_version(out)
@@ -433,21 +434,14 @@ class AddCall(RowsCall):
         """`add` in torch operations, which a compiler can fuse with others and torch.func can transform.
 
         With dropout a graph contains the fused operator instead: generating the mask is most of the work, and compiled
-        loops are several times slower at it. torch.jit.trace records the operator, too, unless rng_offsets would make a
-        length constant.
+        loops are several times slower at it.
         """
-        form, recorded = self.form, checks.is_jit_traced()
+        form = self.form
         if self.is_single_encoding and not form.extra:
-            fused = (
-                self.drop_threshold and _is_compiling()
-                if not recorded
-                else not self.rng_offsets and not observers.is_exporting()
-            )
+            fused = self.drop_threshold and _is_compiling()
             if fused and self.encoding.angle == "exact" and not is_functional():
                 packed_plan = traced.pack_plan(*self.given, self.device)
                 return form.restored(torch.ops.sinpe_ext.add_dropout.default(*self.operands(packed_plan)))
-        if recorded:
-            return self._jit_traced()
         total = self.sum(form.canonical(self.x).to(self.acc))
         if not isinstance(form, GridForm):
             return form.restored(self.dropped(total).to(self.x.dtype))
@@ -459,28 +453,6 @@ class AddCall(RowsCall):
         front = self.dropped(form.front(self.x).to(self.acc) * self.scale, self.front_rng_offsets).to(self.x.dtype)
         return torch.cat([front, form.restored(body)], form.rows_at[0])
 
-    def _jit_traced(self) -> Tensor:
-        """`add` for torch.jit.trace: the mask is row-major in x itself, so that no length becomes a constant except
-        those of grid_shape, which x must then have."""
-        form, x = self.form, self.x
-        if not isinstance(form, GridForm):
-            total = form.restored(self.sum(form.canonical(x).to(self.acc)))
-            return self.dropped(total, []).to(x.dtype)
-        if form.grid_shape is not None:  # the trace then raises for an x of other lengths
-            lengths = form.traced_lengths(x)
-            given = dict(zip(form.rows_at, [form.extra + math.prod(lengths)] if form.is_flat else lengths, strict=True))
-            x = x.reshape([given.get(d, x.shape[d]) for d in range(x.dim())])
-        total = form.restored(self.sum(form.canonical(x).to(self.acc)), x)
-        if form.extra:
-            total = torch.cat([form.front(x).to(self.acc) * self.scale, total], form.rows_at[0])
-        return self.dropped(total, []).to(x.dtype)
-
-    def length(self) -> Any:
-        """The length of the sequence, or the number of points of a grid; a traced size if there is one."""
-        if not isinstance(self.form, GridForm):
-            return self.x.shape[self.form.axes[0]]
-        return self.form.traced_lengths(self.x)[0] if len(self.firsts) == 1 else self.shape[-2]
-
     def rows(self) -> Tensor:
         """As in RowsCall; for a grid the rows of all its points."""
         if self.is_single_encoding:
@@ -491,16 +463,9 @@ class AddCall(RowsCall):
         if self.positions is not None:
             rows = arranged(grid_rows.encode(value, dim, self.positions, acc), len(self.shape))
         else:
-            lengths = self.form.traced_lengths(self.x)
+            lengths = self.form.lengths
             rows = grid_rows.table(value, dim, lengths, self.starts, acc, device).reshape(-1, dim)
         return rows if self.columns is None else rows.narrow(-1, *self.columns)
-
-    def depend_on(self, zero: Tensor) -> None:
-        """As in RowsCall; without positions, `zero` is added to the starts of the axes."""
-        if self.is_single_encoding or self.positions is not None:
-            super().depend_on(zero)
-        else:
-            self.starts = [start + zero.to(self.device) for start in self.starts]
 
 
 def _front_rng_offsets(form: GridForm) -> list[int]:

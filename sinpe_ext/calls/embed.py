@@ -20,6 +20,7 @@ from ..reference.operands import Embed
 from ..reference.tiles import accumulation
 from ..runtime import observers
 from ..runtime.observers import is_functional, is_transformed, needs_operations
+from ..runtime.tracing import refuse_jit_trace
 from .rows import EmbedArguments, Form, RowsCall, cached_by_value
 
 _is_compiling = torch.compiler.is_compiling
@@ -45,6 +46,7 @@ class EmbedCall(RowsCall):
     """
 
     def __init__(self, arguments: EmbedArguments, part: Part | None = None) -> None:
+        refuse_jit_trace()
         weight = arguments.weight
         self.weight: Tensor = embedding.weight(weight)
         given = embedding.ids(arguments.ids, weight)
@@ -52,11 +54,11 @@ class EmbedCall(RowsCall):
         self.form = _form(rank, arguments.seq_dim)
         rows_at, _ = self.form.axes
         self.ids = given if rows_at == rank - 1 else given.movedim(rows_at, -1)
-        shape = checks.sizes(self.ids)
-        self.num_embeddings, channels = checks.sizes(weight)
+        shape = self.ids.shape
+        self.num_embeddings, channels = weight.shape
         self.device = weight.device
         self.acc = accumulation(weight.dtype)
-        result = torch.Size((*checks.sizes(given), operator.index(channels)))
+        result = torch.Size((*given.shape, operator.index(channels)))
         self.shape = torch.Size((*shape, result[-1]))
         _, width = self._set_part(part, rows_at, rank, result)
         self.padding_idx = embedding.padding_idx(arguments.padding_idx, self.num_embeddings)
@@ -99,20 +101,12 @@ class EmbedCall(RowsCall):
         if of_none is not None:
             gathered = gathered.masked_fill(of_none, math.nan)
         total = self.sum(gathered.to(self.acc))
-        if checks.is_jit_traced():  # the mask is row-major in the result, so that no length becomes a constant
-            return self.dropped(self.form.restored(total), []).to(self.weight.dtype)
         return self.form.restored(self.dropped(total).to(self.weight.dtype))
-
-    def length(self) -> Any:
-        """As in RowsCall."""
-        return self.ids.shape[-1]
 
     def result(self) -> Tensor:
         """`embed`, differentiable."""
         if _is_compiling():
             return self._in_graph()
-        if checks.is_jit_traced():
-            return self._jit_traced()
         on_cpu = self.device.type == "cpu" and not observers.unreadable(self.ids)
         by_operator = self._is_exact() and not (needs_operations() or observers.no_data(self.device))
         # Checked before a seed is drawn. Without dropout the CPU kernel checks the ids itself; device kernels never do.
@@ -132,16 +126,6 @@ class EmbedCall(RowsCall):
     def _is_exact(self) -> bool:
         """Whether the operator supports the encoding and the result is not empty."""
         return self.encoding.angle == "exact" and 0 not in self.shape
-
-    def _jit_traced(self) -> Tensor:
-        """`embed` for torch.jit.trace: the operator, which supports other lengths of ids, unless rng_offsets would make
-        a length constant or the model is exported to ONNX."""
-        self.draw()
-        keeps_length = self.drop_threshold and not self.form.is_canonical
-        if keeps_length or observers.is_exporting() or not self._is_exact() or is_functional():
-            return self.traced()
-        self.rng_offsets = []
-        return self.form.restored(EMBED.op(*self.operands(traced.pack_plan(*self.given, self.device))))
 
     def _in_graph(self) -> Tensor:
         """`embed` for torch.compile, which can fuse a lookup with what follows. If weight needs a gradient or there is

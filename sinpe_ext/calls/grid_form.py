@@ -36,7 +36,7 @@ class GridForm:
         self, arguments: AddArguments, axes: int, part: Part | None = None, is_flat: bool | None = None
     ) -> None:
         x, grid_shape, seq_dim = arguments.x, arguments.grid_shape, arguments.seq_dim
-        rank, shape = x.dim(), checks.sizes(x)
+        rank, shape = x.dim(), x.shape
         self.extra = grids.extra(arguments.extra_tokens)
         self.channels_at = checks.axis("channel_dim", arguments.channel_dim, rank)
         others = [d for d in range(rank) if d != self.channels_at]
@@ -78,14 +78,14 @@ class GridForm:
         """Whether the grid is flattened in the sequence; `given` is grid_shape, `others` all dimensions except the
         channels."""
         x, positions = arguments.x, arguments.positions
-        rank, shape = x.dim(), tuple(checks.sizes(x))
+        rank, shape = x.dim(), tuple(x.shape)
         at = others[len(others) - axes :]
         if given is None:
             has_positions = isinstance(positions, Tensor) and positions.dim() > 1
             if rank > axes + 1 and not self.extra:
-                if has_positions and positions.dim() <= 3 and checks.sizes(positions)[-2] == shape[rows_at]:
+                if has_positions and positions.dim() <= 3 and positions.shape[-2] == shape[rows_at]:
                     dims = tuple(shape[d] for d in at)
-                    if tuple(checks.sizes(positions)[:-1])[-axes:] != dims:  # coordinates for each row of the sequence
+                    if tuple(positions.shape[:-1])[-axes:] != dims:  # coordinates for each row of the sequence
                         return True
                 self._check_channels_outside(at)
                 return False
@@ -107,7 +107,7 @@ class GridForm:
 
     def _refuse(self, x: Tensor, given: Any) -> None:
         """Raises ValueError for a grid_shape, or extra_tokens, that does not match the shape of x."""
-        shape = tuple(checks.sizes(x))
+        shape = tuple(x.shape)
         if given is None:
             raise ValueError(
                 f"extra_tokens: expected at most {shape[self.rows_at[0]]}, the sequence of x of shape {shape}, got "
@@ -154,21 +154,8 @@ class GridForm:
         """The extra tokens of a tensor with the shape of x."""
         return t.narrow(self.rows_at[0], 0, self.extra)
 
-    def traced_lengths(self, x: Tensor) -> tuple[Any, ...]:
-        """`lengths`; under torch.jit.trace as traced sizes of x, or as given in grid_shape."""
-        if not checks.is_jit_traced():
-            return self.lengths
-        if self.grid_shape is not None:
-            return tuple(self.grid_shape)
-        return tuple(x.shape[d] - self.extra for d in self.rows_at)
-
-    def restored(self, canonical: Tensor, like: Tensor | None = None) -> Tensor:
-        """The inverse of `canonical`, without the extra tokens; `like` is x if torch.jit.trace may be active."""
-        first = len(self.batch_at)
-        t = (
-            canonical
-            if self.is_flat
-            else canonical.unflatten(first, self.lengths if like is None else self.traced_lengths(like))
-        )
+    def restored(self, canonical: Tensor) -> Tensor:
+        """The inverse of `canonical`, without the extra tokens."""
+        t = canonical if self.is_flat else canonical.unflatten(len(self.batch_at), self.lengths)
         order = [*self.batch_at, *self.rows_at, self.channels_at]
         return t if order == sorted(order) else t.permute(*(order.index(d) for d in range(len(order))))

@@ -49,14 +49,14 @@ def rows_of(given: traced.Given, length: int, start: Any, dtype: torch.dtype, de
     if isinstance(start, Tensor):
         encoding = checks.encoding(*given)
         return encode_piece(given, torch.arange(length, device=device) + (start + encoding.start), dtype)
-    if _is_compiling() or checks.is_jit_traced():
+    if _is_compiling():
         return traced.table(given, length, start, dtype, device)
     return encoded_rows.table(checks.encoding(*given), length, start, dtype, device)
 
 
 def encode_piece(given: traced.Given, positions: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows of one piece at the given positions, differentiable."""
-    if _is_compiling() or checks.is_jit_traced():
+    if _is_compiling():
         return traced.encode(given, positions, dtype)
     return encoded_rows.encode(positions, checks.encoding(*given), dtype)
 

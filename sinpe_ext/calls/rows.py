@@ -69,12 +69,12 @@ class EmbedArguments(NamedTuple):
 
 def cached_by_value(function: Callable[..., _Result]) -> Callable[..., _Result]:
     """Decorator: cache the results of a function of values that are not tensors, such as an encoding and a dropout
-    probability, by equality and type. Not used while torch.compile or torch.jit.trace is tracing."""
+    probability, by equality and type. Not used while torch.compile is tracing."""
     cached = lru_cache(maxsize=256, typed=True)(function)
 
     @wraps(function)
     def call(*values: Any) -> _Result:
-        if _is_compiling() or checks.is_jit_traced():
+        if _is_compiling():
             return function(*values)
         try:
             return cached(*values)
@@ -109,7 +109,7 @@ class Form:
         """A tensor of this layout in canonical form, as a view."""
         return t if self.is_canonical else t.permute(*self.order)
 
-    def restored(self, t: Tensor, like: Tensor | None = None) -> Tensor:
+    def restored(self, t: Tensor) -> Tensor:
         """The inverse of `canonical`."""
         return t if self.is_canonical else t.permute(*(self.order.index(d) for d in range(len(self.order))))
 
@@ -220,7 +220,7 @@ class RowsCall:
 
     def draw(self) -> None:
         """Sets the seed, or draws it; after all checks, so that a call that raises does not advance the generator."""
-        if self.is_empty and not checks.is_jit_traced():
+        if self.is_empty:
             self.drop_threshold = 0
         if 0 < self.drop_threshold < checks.DROP_UNIT:
             self.seed = seed_tensor.tensor(self._given_seed, self.device)
@@ -239,26 +239,12 @@ class RowsCall:
             return self.alpha
         return None if self.alpha == 1.0 else seed_tensor.number(self.alpha, torch.float64, self.device)
 
-    def depend_on(self, zero: Tensor) -> None:
-        """Adds `zero`, a tensor with the value 0, to the positions, so that the result depends on it and
-        torch.jit.trace keeps the assertion that produced it."""
-        zero = zero.to(self.device)
-        if self.positions is None:
-            self.positions, self.are_starts = (zero + (self.encoding.start + self.start)).reshape(1, 1), True
-            self.start = 0
-        else:
-            self.positions = self.positions + zero
-
-    def length(self) -> Any:
-        """The number of rows; under torch.jit.trace a traced size, if the call has one."""
-        return self.shape[-2]
-
     def rows(self) -> Tensor:
         """The rows of the encoding in acc, broadcastable to `shape`; differentiable."""
-        length, acc, device, positions = self.length(), self.acc, self.device, self.positions
+        length, acc, device, positions = self.shape[-2], self.acc, self.device, self.positions
         if positions is not None and self.are_starts:
             positions = positions + torch.arange(length, device=device)
-        if _is_compiling() or checks.is_jit_traced():
+        if _is_compiling():
             if positions is None:
                 rows = traced.table(self.given, length, self.start, acc, device)
             else:

@@ -14,6 +14,7 @@ from ..checks import grids, memory
 from ..ops import encoded_rows, traced
 from ..ops.packed_plan import pack_plan
 from ..runtime import observers
+from ..runtime.tracing import refuse_jit_trace
 from . import grid_rows
 
 _is_compiling = torch.compiler.is_compiling
@@ -35,6 +36,7 @@ class TableArguments(NamedTuple):
 
 def table(given: TableArguments) -> Tensor:
     """`sinpe_ext.table` without a device mesh."""
+    refuse_jit_trace()
     dtype, dim = checks.table_dtype(given.dtype, given.device, given.out), checks.dim_beside(given.encoding, given.dim)
     given = given._replace(dtype=dtype, dim=dim)
     is_grid = checks.is_grid(given.encoding)
@@ -46,25 +48,13 @@ def table(given: TableArguments) -> Tensor:
     checks.flag("flatten", given.flatten)
     rows: Any = length  # ints, or symbolic ints of a graph
     first: Any = start
-    is_recorded = checks.is_jit_traced()
-    follows = checks.is_size(length)
     if not _is_compiling():
-        rows = length if follows else checks.length(length)
-        first = start if checks.is_size(start) else checks.start(start)
-        if not follows and type(first) is int:
-            checks.position_range(encoding.start + first, rows)
+        rows, first = checks.length(length), checks.start(start)
+        checks.position_range(encoding.start + first, rows)
     if out is not None:
-        if follows or checks.is_size(start):
-            raise TypeError(
-                "out: expected None under torch.jit.trace with a length or start that follows a tensor, got a tensor; "
-                "use the result"
-            )
         return _into(out, rows, known, first)
     if _is_compiling():  # the compiler cannot trace torch.get_default_device
         device = torch.empty(0).device if device is None else torch.device(device)
-        return traced.table(known, rows, first, dtype, device)
-    if is_recorded:
-        device = torch.get_default_device() if device is None else checks.device(device)
         return traced.table(known, rows, first, dtype, device)
     checks.addressable("length", rows, encoding.dim, dtype.itemsize)
     device = torch.get_default_device() if device is None else checks.device(device)
@@ -74,13 +64,13 @@ def table(given: TableArguments) -> Tensor:
 def _into(out: Tensor, length: int, known: traced.Given, start: int) -> Tensor:
     """`table` with `out`, by the kernel if it can write to a tensor with these strides."""
     encoding = checks.encoding(*known)
-    if tuple(checks.sizes(out)) != (length, encoding.dim):
+    if tuple(out.shape) != (length, encoding.dim):
         raise ValueError(
             f"out: expected shape ({length}, {encoding.dim}), (length, dim), got {tuple(out.shape)}; pass a tensor of "
             "that shape"
         )
     checks.refuse_gradient(out)
-    if _is_compiling() or checks.is_jit_traced():
+    if _is_compiling():
         return out.copy_(traced.table(known, length, start, out.dtype, out.device))
     memory.writable("out", out)
     direct = encoding.angle == "exact" and (out.stride(1) == 1 or encoding.dim == 1) and not out.is_neg()
@@ -101,7 +91,7 @@ def _of_grid(given: TableArguments) -> Tensor:
     places = math.prod(lengths)
     shape = (extra + places, dim) if checks.flag("flatten", given.flatten) or extra else (*lengths, dim)
     if out is not None:
-        if tuple(checks.sizes(out)) != shape:
+        if tuple(out.shape) != shape:
             raise ValueError(f"out: expected shape {shape}, got {tuple(out.shape)}; pass a tensor of that shape")
         checks.refuse_gradient(out)
         where = out.device
@@ -113,7 +103,7 @@ def _of_grid(given: TableArguments) -> Tensor:
         if not _is_compiling():
             checks.addressable("length", extra + places, dim, dtype.itemsize)
     starts = grids.starts(given.start, firsts, lengths, None, where)
-    rows = grid_rows.table(encoding, dim, grids.traced_lengths(length, lengths), starts, dtype, where)
+    rows = grid_rows.table(encoding, dim, lengths, starts, dtype, where)
     if given.flatten or extra:
         rows = rows.flatten(0, -2)
     if extra:
@@ -123,6 +113,7 @@ def _of_grid(given: TableArguments) -> Tensor:
 
 def encode(positions: Any, encoding: Any, dim: Any, dtype: torch.dtype, allow_16bit: bool) -> Tensor:
     """`sinpe_ext.encode` of ordinary tensors."""
+    refuse_jit_trace()
     if dim is not None:
         dim = checks.dim_beside(encoding, dim)
     if checks.is_grid(encoding):
@@ -131,7 +122,7 @@ def encode(positions: Any, encoding: Any, dim: Any, dtype: torch.dtype, allow_16
     encoding = checks.encoding(*given)
     positions = checks.positions(positions, allow_16bit=allow_16bit)
     checks.float_dtype("dtype", dtype)
-    if _is_compiling() or checks.is_jit_traced():
+    if _is_compiling():
         return traced.encode(given, positions, dtype)
     checks.addressable("positions", positions.numel(), encoding.dim, dtype.itemsize)
     return encoded_rows.encode(positions, encoding, dtype)
@@ -141,12 +132,12 @@ def _of_coordinates(positions: Any, encoding: Any, dim: int | None, dtype: torch
     """`encode` with a GridEncoding."""
     dim, firsts = checks.grid_dim_and_starts(encoding, dim)
     positions = checks.positions(positions, allow_16bit=allow_16bit)
-    if positions.dim() < 1 or checks.sizes(positions)[-1] != len(firsts):
+    if positions.dim() < 1 or positions.shape[-1] != len(firsts):
         raise ValueError(
             f"positions: expected {len(firsts)} coordinates, one per axis of the grid, in the last dimension, got "
             f"shape {tuple(positions.shape)}; stack them with torch.stack(coordinates, -1)"
         )
     checks.float_dtype("dtype", dtype)
-    if not _is_compiling() and not checks.is_jit_traced():
+    if not _is_compiling():
         checks.addressable("positions", positions.numel(), dim, dtype.itemsize)
     return grid_rows.encode(encoding, dim, positions, dtype)

@@ -25,7 +25,7 @@ from ..encodings.values import (
     is_scalar_array,
     shown,
 )
-from ..runtime.tracing import constant_in_graph, is_jit_traced, is_size, untraced
+from ..runtime.tracing import constant_in_graph
 from . import tensors
 from .tensors import INT64_MAX, addressable, device, float_dtype, operand
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["INT64_MAX", "addressable", "check_storage_bounds", "dense_tensor", "described", "device", "flag"]
-__all__ += ["float_dtype", "is_jit_traced", "is_size", "shown"]
+__all__ += ["float_dtype", "shown"]
 
 DROP_UNIT = 65536  # dropout probabilities are multiples of 1 / DROP_UNIT
 INT64_MIN = -(2**63)
@@ -56,7 +56,7 @@ _convention: Callable[[str, int], Any] = lru_cache(maxsize=64)(convention)
 
 NO_SCRIPT = (
     "torch.jit.script cannot read sinpe_ext's functions and layers, whose arguments are keywords with defaults; use "
-    "torch.jit.trace, torch.compile or torch.export"
+    "torch.compile or torch.export"
 )
 
 
@@ -313,7 +313,7 @@ def channels(x: torch.Tensor, width: int, dim: int) -> None:
 def row_tensor(name: str, value: torch.Tensor, of: Target) -> torch.Tensor:
     """Checks that a tensor has shape (S,) or (B, S); returns it as a view of shape (1 or B, S)."""
     view = value.unsqueeze(0) if value.dim() == 1 else value
-    shape = sizes(value)
+    shape = value.shape
     if view.dim() != 2 or shape[-1] != of.rows or (len(shape) == 2 and shape[0] not in (1, of.batch)):
         raise ValueError(
             f"{name}: expected shape ({of.rows},) or ({of.batch}, {of.rows}), (sequence) or (batch, sequence) of "
@@ -394,7 +394,7 @@ def refuse_list(value: Any, of: Target) -> None:
 
 def start_shape(value: torch.Tensor, of: Target) -> None:
     """Raises ValueError unless the shape of `start` is () or (B,)."""
-    shape = sizes(value)
+    shape = value.shape
     if len(shape) > 1 or (len(shape) == 1 and shape[0] not in (1, of.batch)):
         raise ValueError(
             f"start: expected shape () or ({of.batch},), one for each sample, got {tuple(shape)} for {of.name} "
@@ -405,11 +405,6 @@ def start_shape(value: torch.Tensor, of: Target) -> None:
 def factor(name: str, value: Any) -> float:
     """Checks `scale` or `alpha`; returns a float, which may be inf or NaN."""
     if isinstance(value, bool) or not isinstance(value, (int, float, numbers.Real)):
-        if is_size(value):
-            raise TypeError(
-                f"{name}: expected a number, got a tensor, say one made of a size, which torch.jit.trace would keep as "
-                f"it is now; pass float({name}) if that is meant"
-            )
         raise TypeError(f"{name}: expected a float, got {described(value)}; pass a number")
     try:
         return float(value)
@@ -428,18 +423,10 @@ def alpha(value: Any, of: Target) -> float | torch.Tensor:
     dense_tensor("alpha", value)
     if value.dtype.is_complex or not value.dtype.is_floating_point:
         raise TypeError(f"alpha: expected a float or a floating-point tensor, got {value.dtype}; pass a float")
-    if tuple(sizes(value)) not in ((), (1,)):
+    if tuple(value.shape) not in ((), (1,)):
         raise ValueError(
             f"alpha: expected a float or a tensor of shape () or (1,), got shape {tuple(value.shape)}; multiply a "
             "table by one factor per row or channel"
         )
     same_device("alpha", value, of)
     return value
-
-
-def sizes(value: torch.Tensor) -> torch.Size:
-    """The shape of a tensor as ints, for checks; torch.jit.trace does not record it."""
-    return _untraced_shape(value) if is_jit_traced() else value.shape
-
-
-_untraced_shape = untraced(lambda value: value.shape)

@@ -12,7 +12,6 @@ from .. import checks
 from ..encodings.grid import lengths_of
 from ..encodings.values import integer
 from ..runtime import observers
-from ..runtime.tracing import untraced
 from . import INT64_MAX
 
 Shapes: TypeAlias = Sequence[tuple[tuple[int, ...], bool]]  # (shape, whether its first dimension is the batch)
@@ -24,13 +23,7 @@ def lengths(name: str, value: Any, axes: int) -> tuple[int, ...]:
     """Checks the lengths of a grid's axes."""
     if _is_compiling() and isinstance(value, (tuple, list)) and len(value) == axes and all(map(_is_whole, value)):
         return tuple(value)  # may be symbolic ints of the graph
-    return untraced(lengths_of)(name, value, axes)
-
-
-def traced_lengths(given: Any, checked: tuple[int, ...]) -> tuple[Any, ...]:
-    """The checked lengths as ints; under torch.jit.trace as they were given, since the size of a tensor is itself a
-    traced tensor there."""
-    return tuple(given) if checks.is_jit_traced() else checked
+    return lengths_of(name, value, axes)
 
 
 def _is_whole(value: Any) -> bool:
@@ -69,7 +62,7 @@ def starts(value: Any, firsts: Sequence[int], sizes: Sequence[int], batch: int |
     items = checks.one_per_axis(value, axes)
     if _is_compiling() and all(map(_is_whole, items)):
         return items
-    found = [item if checks.is_size(item) else checks.start(item) for item in items]
+    found = [checks.start(item) for item in items]
     for k, first in enumerate(found):
         if type(first) is int:
             checks.position_range(firsts[k] + first, sizes[k])
@@ -91,13 +84,13 @@ def _start_tensor(value: Tensor, firsts: Sequence[int], sizes: Sequence[int], ba
         _check_starts(value.expand(axes), firsts, sizes)
         return [value] * axes
     allowed = [(axes,)] + ([(1, axes), (batch, axes)] if batch is not None else [])
-    if tuple(checks.sizes(value)) not in allowed:
+    if tuple(value.shape) not in allowed:
         samples = f" or ({batch}, {axes}), one for each sample" if batch is not None else ""
         raise ValueError(
             f"start: expected shape () or ({axes},), one per axis{samples}, got {tuple(value.shape)}; pass one of these"
         )
     _check_starts(value, firsts, sizes)
-    if value.dim() == 2 and checks.sizes(value)[0] == 1 and not checks.is_jit_traced():  # a trace may run on more
+    if value.dim() == 2 and value.shape[0] == 1:
         value = value[0]
     return list(value.unbind()) if value.dim() == 1 else value
 
@@ -119,12 +112,12 @@ def positions(value: Any, axes: int, shapes: Shapes, x: Tensor) -> Tensor:
         raise RuntimeError(
             f"positions: expected the device of x, {x.device}, got {value.device}; move it with positions.to(x.device)"
         )
-    wanted, given = [(*shape, axes) for shape, _ in shapes], tuple(checks.sizes(value))
+    wanted, given = [(*shape, axes) for shape, _ in shapes], tuple(value.shape)
     sampled = _sampled(given[:-1], shapes) if given and given[-1] == axes else None
     if sampled is None:
         raise ValueError(
             f"positions: expected shape {_either(wanted)}, coordinates in the last dimension, got {given} "
-            f"for x of shape {tuple(checks.sizes(x))}; stack the coordinates of the axes there"
+            f"for x of shape {tuple(x.shape)}; stack the coordinates of the axes there"
         )
     return value.flatten(1, -2) if sampled else value.flatten(0, -2).unsqueeze(0)
 
@@ -136,12 +129,12 @@ def padding_mask(value: Any, shapes: Shapes, x: Tensor) -> Tensor:
         raise RuntimeError(
             f"padding_mask: expected the device of x, {x.device}, got {value.device}; move it with .to(x.device)"
         )
-    given = tuple(checks.sizes(value))
+    given = tuple(value.shape)
     sampled = _sampled(given, shapes)
     if sampled is None:
         wanted = _either([shape for shape, _ in shapes])
         raise ValueError(
-            f"padding_mask: expected shape {wanted}, got {given} for x of shape {tuple(checks.sizes(x))}; it "
+            f"padding_mask: expected shape {wanted}, got {given} for x of shape {tuple(x.shape)}; it "
             "speaks of the places of the grid, not of extra_tokens"
         )
     return value.flatten(1) if sampled else value.flatten().unsqueeze(0)

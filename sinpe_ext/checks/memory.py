@@ -7,13 +7,11 @@ from typing import Any
 import torch
 
 from ..runtime import observers
-from ..runtime.tracing import untraced
 from . import dense_tensor, same_device
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-@untraced
 def output(out: Any, x: torch.Tensor) -> None:
     """Checks `out` of `add`: shape, dtype and device of x, and memory that is either exactly x's or disjoint from
     it."""
@@ -34,7 +32,6 @@ def output(out: Any, x: torch.Tensor) -> None:
         )
 
 
-@untraced
 def check_disjoint(out: torch.Tensor, **read: Any) -> None:
     """Raises RuntimeError if one of the tensors in `read`, such as positions, shares memory with `out`: rows would read
     what other rows have written.
@@ -59,7 +56,6 @@ def check_disjoint(out: torch.Tensor, **read: Any) -> None:
             )
 
 
-@untraced
 def writable(name: str, out: torch.Tensor) -> None:
     """Checks that a tensor may be written to and that no two of its elements share memory (no internal overlap)."""
     if out.is_inference() and not torch.is_inference_mode_enabled():

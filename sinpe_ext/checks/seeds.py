@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from ..encodings.values import integer
-from ..runtime.tracing import untraced
 from . import INT64_MAX, INT64_MIN, dense_tensor
 
 
-@untraced
 def checked(seed: Any, device: torch.device) -> Any:
     """Checks the seed for a result on `device`; an int is checked for its range, anything else is returned as it is."""
     # Not for tensors: since torch 2.15 the compiler cannot trace this isinstance of a tensor.

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.parallel import is_dtensor
-from ..runtime.tracing import constant_in_graph, is_size
+from ..runtime.tracing import constant_in_graph, refuse_jit_trace
 
 if TYPE_CHECKING:
     import torch
@@ -43,11 +43,7 @@ def integer(name: str, value: Any, low: int, high: int, advice: str) -> int:
         return value
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name}: expected int, got {type(value).__name__}; {advice}")
-    if is_size(value) and name not in ("dim", "d_model", "embedding_dim"):  # numbers of channels are constants
-        raise TypeError(
-            f"{name}: expected an int, got a tensor, say a size of another one, which torch.jit.trace would keep as it "
-            f"is now; pass int({name}) if that is meant"
-        )
+    refuse_jit_trace()  # where the size of a tensor is a tensor, which would be kept as it is now
     try:
         number = int(value.__index__())
     except (TypeError, RuntimeError) as error:  # tensors and arrays have __index__, but only integer scalars support it

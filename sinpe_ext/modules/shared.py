@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from .. import checks
-from ..ops import traced
 from ..runtime import observers
 from ..runtime.observers import is_traced
 from ..runtime.parallel import is_dtensor
@@ -101,32 +100,20 @@ def check_limit(call: Any, max_len: int) -> None:
         rows = call.whole_rows
         first = lowest + int(call.start) - call.row_offset
         last = first + rows - 1
-        if checks.is_jit_traced():
-            _assert_in_trace(call, first + call.length() - 1 <= highest, _limit_message(lowest, highest, "others"))
-    elif not rows or 0 in checks.sizes(call.positions) or call.device.type == "meta":
+    elif not rows or 0 in call.positions.shape or call.device.type == "meta":
         return
     else:
         p = call.positions
         by_start = call.are_starts
         if observers.unreadable(p):
-            ahead = call.length() - 1 if by_start else 0
+            ahead = rows - 1 if by_start else 0
             allowed = ((p >= lowest) & (p <= highest - ahead)).all()
-            message = _limit_message(lowest, highest, "others")
-            if checks.is_jit_traced():
-                _assert_in_trace(call, allowed, message)
-            else:
-                torch._assert_async(allowed, message)
+            torch._assert_async(allowed, _limit_message(lowest, highest, "others"))
             return
         first, last = torch.stack(p.aminmax()).tolist()  # the only synchronization with a device
         last += rows - 1 if by_start else 0
     if rows and not (first >= lowest and last <= highest):
         raise IndexError(_limit_message(lowest, highest, f"{last if first >= lowest else first}"))
-
-
-def _assert_in_trace(call: Any, condition: Tensor, message: str) -> None:
-    """Makes torch.jit.trace record an assertion of `condition`. Does nothing for ONNX, which has no assertions."""
-    if not observers.is_exporting():
-        call.depend_on(traced.zero_where(condition, message))
 
 
 def _limit_message(lowest: int, highest: int, got: str) -> str:

@@ -10,7 +10,6 @@ from torch import Tensor
 from ..backend import loader
 from ..checks import INT64_MAX
 from ..runtime import observers
-from ..runtime.tracing import is_jit_traced
 from .operator import Operator
 
 _CPU = torch.device("cpu")
@@ -19,7 +18,7 @@ _CPU = torch.device("cpu")
 def tensor(seed: Any, device: torch.device) -> Tensor:
     """A checked seed as an int64 tensor of shape () on `device`, or where `number` puts it; for None a seed is drawn
     from the device's generator."""
-    if (torch.compiler.is_compiling() or is_jit_traced()) and observers.is_exporting():
+    if torch.compiler.is_compiling() and observers.is_exporting():
         # ONNX has no operator for the mask, and an exported model with active dropout is hardly intended.
         raise ValueError(
             "dropout: expected none in a graph of standard operations, got a layer in training or dropout > 0; call "
@@ -31,11 +30,6 @@ def tensor(seed: Any, device: torch.device) -> Tensor:
         # A custom operator in a graph: the compiler would replace torch.randint by another random stream.
         return torch.ops.sinpe_ext.draw_seed.default(torch.empty((), dtype=torch.int64, device=device))
     if not isinstance(seed, Tensor) and isinstance(seed, torch.Generator):
-        if is_jit_traced():
-            raise TypeError(
-                "seed: expected None, an int or an int64 tensor under torch.jit.trace, got a torch.Generator, which it "
-                "cannot record; pass None to draw from torch's generator in each run"
-            )
         seed = draw(seed.device, seed)
         if seed.device == device:
             return seed

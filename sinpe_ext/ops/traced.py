@@ -1,8 +1,5 @@
 """The operations that torch.compile traces: opaque `table` and `encode`, then arithmetic that it can fuse.
 
-torch.jit.trace records the same, except for `table`: a length passed to an operator is recorded as a constant. It
-records `encode` of `torch.arange(length)` instead, in which the length can depend on the shape of x.
-
 The compiler must not trace into an Encoding or a plan. The functions decorated with `constant_in_graph` run while it
 traces, and their results are constants of the graph. They take the caller's arguments for the encoding, `Given`,
 because a constant of the graph cannot be passed to another such function.
@@ -108,19 +105,12 @@ def pack_plan(value: Any, dim: int | None, piece: Piece, device: torch.device) -
     return packed_plan.to(device) if device.type == "cuda" and packed_plan.device.type != "cuda" else packed_plan
 
 
-def zero_where(condition: torch.Tensor, message: str) -> torch.Tensor:
-    """A tensor 0 of shape () that a trace adds to positions; running it raises RuntimeError if the condition is false.
-    An assertion that no result depends on would be removed from the trace."""
-    zero = torch.zeros((), dtype=torch.int64, device=condition.device)
-    return torch.ops.aten._functional_assert_async.msg(condition, message, zero)
-
-
 def table(given: Given, length: Any, start: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Rows at positions encoding.start + start, ..., encoding.start + start + length - 1."""
     encoding = checks.encoding(*given)
     if device.type == "meta":
         return torch.empty((length, encoding.dim), dtype=dtype, device=device)
-    if encoding.angle != "exact" or checks.is_jit_traced():
+    if encoding.angle != "exact":
         return encode(given, torch.arange(length, device=device) + (encoding.start + start), dtype)
     if observers.is_exporting():
         return onnx_graph.table(_plan_of(encoding), length, start, dtype, device)

@@ -37,7 +37,6 @@ from ..encodings.plan import plan as _plan_of
 from ..runtime.device_constants import on_device
 from ..runtime.mkl import warm_up
 from ..runtime.outside_modes import outside_modes
-from ..runtime.tracing import untraced
 
 _UNITS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
 SINE, COSINE, ZERO = 0, 1, 2
@@ -51,7 +50,6 @@ class Constants(NamedTuple):
     kinds: Tensor
 
 
-@untraced
 def constants_on(encoding: Encoding, device: torch.device) -> Constants:
     """`constants` in CUDA memory for a CUDA device, so that no call waits for a copy; on the CPU for other devices."""
     host = constants(encoding)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils import _device
 
 from .parallel import in_context_parallel
-from .tracing import constant_in_graph, is_jit_traced
+from .tracing import constant_in_graph
 
 _is_compiling = torch.compiler.is_compiling
 _modes = torch._C._len_torch_dispatch_stack
@@ -37,9 +37,8 @@ def is_functional() -> bool:
 
 
 def is_traced() -> bool:
-    """Whether operators are intercepted: by a compiler, a dispatch mode (fake tensors, make_fx), torch.func or
-    torch.jit.trace."""
-    return _is_compiling() or _modes() > 0 or _transforms() or _tracing_state() is not None
+    """Whether operators are intercepted: by a compiler, a dispatch mode (fake tensors, make_fx) or torch.func."""
+    return _is_compiling() or _modes() > 0 or _transforms()
 
 
 # The conditions of `is_intercepted` except the compiler's, as `csrc/pybind/small_calls.h` evaluates them: the functions
@@ -51,9 +50,9 @@ VARIABLES = (vars(forward_ad), "_current_level", -1), (vars(functional), "scaled
 def is_intercepted() -> bool:
     """Whether something intercepts the call, so that it cannot take the fast path.
 
-    That is `is_traced()`, forward-mode differentiation, a TorchFunctionMode (such as that of make_fx with
-    pre_dispatch), or context_parallel, which has reordered the rows. The conditions of `is_traced` are repeated here,
-    because a call of it takes a tenth of the time of a small call.
+    That is `is_traced()`, torch.jit.trace (which the general path refuses), forward-mode differentiation, a
+    TorchFunctionMode (such as that of make_fx with pre_dispatch), or context_parallel, which has reordered the rows.
+    The conditions of `is_traced` are repeated here, because a call of it takes a tenth of the time of a small call.
     """
     return (
         _is_compiling()
@@ -76,14 +75,8 @@ def _is_default_device() -> bool:
 
 def needs_operations() -> bool:
     """Whether a call has to consist of dispatched torch operations, because a compiler, torch.func, forward-mode
-    differentiation, torch.jit.trace or make_fx intercepts them."""
-    return (
-        _is_compiling()
-        or _transforms()
-        or forward_ad._current_level >= 0
-        or _tracing_state() is not None
-        or is_fx_tracing()
-    )
+    differentiation or make_fx intercepts them."""
+    return _is_compiling() or _transforms() or forward_ad._current_level >= 0 or is_fx_tracing()
 
 
 def no_data(device: torch.device) -> bool:
@@ -109,7 +102,7 @@ def is_exporting() -> bool:
 
 def unreadable(value: torch.Tensor) -> bool:
     """Whether a tensor's values cannot be read: meta and fake tensors, tracing, torch.func, CUDA graph capture."""
-    if value.device.type == "meta" or _is_compiling() or is_jit_traced():
+    if value.device.type == "meta" or _is_compiling():
         return True
     if is_functional() or _modes() > 0:
         return True

@@ -100,7 +100,7 @@ MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "script of a model": (
         lambda: torch.jit.script(nn.Sequential(nn.Linear(D, D), EMBEDDING)),
         NotImplementedError,
-        "use torch.jit.trace, torch.compile or torch.export",
+        "use torch.compile or torch.export",
     ),
     "script of timesteps": (
         lambda: torch.jit.script(sinpe.TimestepEncoding(D)),

@@ -54,18 +54,6 @@ def given(shape: tuple, length: int, dtype: torch.dtype = torch.float32) -> Tens
     )
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.(trace|trace_method). is deprecated", "ignore::torch.jit.TracerWarning")
-@ids
-def test_traced_module_follows_the_length(kind: Any, form: str, shape: tuple, convention: str, backend: str) -> None:
-    model = kind().eval()
-    swap(model)
-    for dtype in (torch.float32, torch.bfloat16):
-        for traced_at, run_at in ((7, 1), (1, 7), (5, ROWS)):
-            traced = torch.jit.trace(model, (given(shape, traced_at, dtype),), check_trace=False)
-            x = given(shape, run_at, dtype)
-            assert torch.equal(traced(x), model(x))
-
-
 @ids
 def test_module_is_replaced(kind: Any, form: str, shape: tuple, convention: str, backend: str) -> None:
     old = kind().eval()

@@ -300,22 +300,6 @@ def test_negative_id_of_an_embedding_is_rejected(backend: str) -> None:
 
 
 @pytest.mark.sampled("values")
-@pytest.mark.filterwarnings("ignore:.torch.jit.(trace|trace_method). is deprecated", "ignore::torch.jit.TracerWarning")
-@cases
-def test_traced_module_follows_the_length(case: Case, backend: str) -> None:
-    """Traced with one length of x, run with the others of its dtype."""
-    _, new, _ = old_and_new(case)
-    calls = [args[0] for args, named, _ in case.calls if len(args) == 1 and not named]
-    for dtype in {x.dtype for x in calls}:
-        same = [x for x in calls if x.dtype == dtype]
-        for at in (same[0], same[-1]):
-            traced = torch.jit.trace(fresh(new), (at,), check_trace=False)
-            for x in same:
-                # A recorded operator runs the compiled kernels; in float64, the last bit of eager may differ.
-                assert apart(traced(x), fresh(new)(x)) <= (1e-14 if dtype == torch.float64 else 0), (at.shape, x.shape)
-
-
-@pytest.mark.sampled("values")
 @cases
 def test_replaced_module_equals_the_old_one(case: Case, backend: str) -> None:
     old, new, entry = old_and_new(case)

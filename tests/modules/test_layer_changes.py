@@ -116,24 +116,3 @@ def test_negative_views(backend: str) -> None:
     assert torch.equal(sinpe.encode(torch._neg_view(t), D), sinpe.encode(-t, D))
     dropped = sinpe.add(torch._neg_view(x), dropout=0.5, seed=3)
     assert torch.equal(dropped, sinpe.add(-x, dropout=0.5, seed=3))
-
-
-@pytest.mark.filterwarnings("ignore")  # deprecation of torch.jit, and its warnings about sizes
-@pytest.mark.parametrize("grad", [False, True])
-def test_torch_jit_trace(grad: bool) -> None:
-    """Recorded as operators, not as constants: another x or length gives another result."""
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.tokens, self.encode = SinusoidalEmbedding(V, D), SinusoidalPositionalEncoding(D, scale=2.0)
-
-        def forward(self, ids: Tensor, x: Tensor) -> Tensor:
-            return self.encode(x * 2) + self.tokens(ids) + sinpe.add(x) + sinpe.encode(x[..., 0].double(), D)
-
-    model, x = Model().eval(), torch.randn(B, S, D)
-    with torch.set_grad_enabled(grad):
-        traced = torch.jit.trace(model, (IDS, x), check_trace=False)
-        for ids, other in ((IDS, x), (IDS.flip(1), x + 1), (IDS[:, :2], x[:, :2]), (IDS.tile(1, 2), x.tile(1, 2, 1))):
-            # Traced float32 sums may be rounded in another order.
-            assert torch.allclose(traced(ids, other), model(ids, other), rtol=0, atol=1e-6)

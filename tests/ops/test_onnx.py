@@ -155,27 +155,6 @@ def test_export_contains_standard_operators_only(name: str) -> None:
     assert "sinpe_ext" in str(torch.export.export(model, arguments, dynamic_shapes=shapes).graph)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "add, start int"])  # an int is a constant there
-def test_torchscript_exporter(name: str) -> None:
-    """dynamo=False, built on torch.jit.trace: the same graph, with the named dynamic sizes."""
-    model, arguments, sizes, others = CASES[name]
-    names = [f"argument_{k}" for k in range(len(arguments))]
-    axes = {key: list(size) for key, size in zip(names, sizes, strict=True) if size}
-    stored = io.BytesIO()
-    wrapped = model if isinstance(model, Call) else nn.Sequential(model).eval()
-    with torch.no_grad():
-        torch.onnx.export(
-            wrapped, arguments, stored, dynamo=False, input_names=names, dynamic_axes=axes, opset_version=18
-        )
-        assert {node.domain for node in onnx.load_from_string(stored.getvalue()).graph.node} <= {""}
-        ready = runtime.InferenceSession(stored.getvalue(), providers=["CPUExecutionProvider"])
-        for given in (arguments, *others):
-            want = model(*given)
-            if name == "encode, not finite" and len(given[0]) == 4:
-                want[3] = torch.nan
-            assert ulps(run(ready, given), want) <= FLOAT32_ULP, given
-
-
 def test_model_in_training_mode_is_rejected() -> None:
     for layer in (sinpe.SinusoidalPositionalEncoding(D), sinpe.SinusoidalEmbedding(20, D)):
         given = ids(2, 3) if isinstance(layer, nn.Embedding) else x(2, 3, D)

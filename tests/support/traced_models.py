@@ -1,4 +1,4 @@
-"""Functions as models, and their arguments, for the tests of torch.jit.trace and ONNX export."""
+"""Functions as models, and their arguments, for the tests of ONNX export."""
 
 from __future__ import annotations
 
