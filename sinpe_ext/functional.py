@@ -10,8 +10,8 @@ from torch import Tensor
 
 from . import checks
 from .calls import jagged, plain, tables
-from .calls.add import AddCall
 from .calls.embed import EmbedCall
+from .calls.grid_add import add_of
 from .calls.rows import AddArguments, EmbedArguments
 from .checks import memory
 from .encodings import in_graph
@@ -331,12 +331,12 @@ def add_call(given: AddArguments) -> Any:
     if _is_compiling():
         given = given._replace(encoding=in_graph.constant(given.encoding))
     if type(given.x) is Tensor:
-        return AddCall(given)
+        return add_of(given)
     if is_dtensor(given.x):
         from .distributed.call import ShardedAdd
 
         return ShardedAdd(given)
-    return jagged.JaggedAdd(given) if jagged.is_jagged(given.x) else AddCall(given)
+    return jagged.JaggedAdd(given) if jagged.is_jagged(given.x) else add_of(given)
 
 
 def embed_call(given: EmbedArguments) -> Any:

@@ -12,18 +12,17 @@ from ..reference.operands import Add, Dropout
 from .grid_form import GridForm
 
 if TYPE_CHECKING:
-    from .add import AddCall
+    from .grid_add import GridAdd
 
 
-class GridAdd(torch.autograd.Function):
+class DifferentiableGrid(torch.autograd.Function):
     """`add` with a grid, differentiable in x, alpha (a tensor or None) and positions ((1 or B, S, axes) or None); the
     result is written to x or to a new tensor."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, alpha: Tensor | None, positions: Tensor | None, call: AddCall, into_x: bool
+        ctx: Any, x: Tensor, alpha: Tensor | None, positions: Tensor | None, call: GridAdd, into_x: bool
     ) -> Tensor:
-        assert isinstance(call.form, GridForm)
         ctx.form, ctx.scale, ctx.drop_threshold = call.form, call.scale, call.drop_threshold
         ctx.pieces = [(p.axis, p.first, p.step, p.encoding.dim) for p in call.grid.pieces]
         ctx.packed_plans = [call.packed_plan_of(k) for k in range(len(ctx.pieces))]

@@ -19,7 +19,7 @@ from ..checks.part import refuse_in_context_parallel
 from ..encodings.values import strided_tensor
 from ..runtime.observers import needs_operations, should_check_values
 from . import tables
-from .add import AddCall
+from .add import SequenceAdd
 from .embed import EmbedCall
 from .rows import AddArguments, EmbedArguments, RowsCall
 
@@ -223,8 +223,8 @@ class _JaggedCall(RowsCall):
         self.positions = self.sequences.positions(of, positions, start, self.encoding.start)
 
 
-class JaggedAdd(_JaggedCall, AddCall):
-    """`add` of a jagged tensor: an AddCall on its values."""
+class JaggedAdd(_JaggedCall, SequenceAdd):
+    """`add` of a jagged tensor: a SequenceAdd on its values."""
 
     def __init__(self, given: AddArguments) -> None:
         self.sequences = of = Sequences("x", given.x)

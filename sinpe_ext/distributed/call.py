@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn import functional
 
 from .. import checks
-from ..calls.add import AddCall
+from ..calls.add import SequenceAdd
 from ..calls.embed import EmbedCall
 from ..calls.rows import AddArguments, EmbedArguments
 from ..checks import embedding
@@ -27,14 +27,14 @@ class _OutsideMesh:
 
 
 class ShardedAdd:
-    """`add` of a DTensor, with the methods of AddCall.
+    """`add` of a DTensor, with the methods of SequenceAdd.
 
     Attributes:
         x: x with Shard and Replicate placements only.
         local: the call on this rank's shard.
     """
 
-    local: AddCall | _OutsideMesh
+    local: SequenceAdd | _OutsideMesh
 
     def __init__(self, given: AddArguments) -> None:
         x: DTensor = given.x
@@ -53,7 +53,7 @@ class ShardedAdd:
         else:
             self.local = local_call(given._replace(x=self.x), part, self.layout)
 
-    def _sequence(self, given: AddArguments, part: Tensor) -> AddCall:
+    def _sequence(self, given: AddArguments, part: Tensor) -> SequenceAdd:
         """The call on this rank's shard for a one-dimensional encoding."""
         x, rank = self.x, self.x.dim()
         rows_at = checks.axis("seq_dim", given.seq_dim, rank)
@@ -63,7 +63,7 @@ class ShardedAdd:
         given = dtensor.companions(self.layout, of, batch_at, rows_at, given)
         seed = dtensor.seed_of_all(given.seed, given.dropout, self.layout, part.device)
         given = given._replace(x=part, seq_dim=rows_at, channel_dim=channels_at, seed=seed)
-        return AddCall(given, self.layout.part)
+        return SequenceAdd(given, self.layout.part)
 
     def result(self) -> Tensor:
         """`add`, differentiable."""
@@ -131,7 +131,7 @@ class ShardedEmbed:
     sequence, and `add` does the rest.
     """
 
-    local: EmbedCall | AddCall | _OutsideMesh
+    local: EmbedCall | SequenceAdd | _OutsideMesh
 
     def __init__(self, given: EmbedArguments) -> None:
         ids, weight = given.ids, given.weight

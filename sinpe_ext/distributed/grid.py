@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from ..calls.add import AddCall
+from ..calls.grid_add import GridAdd
 from ..calls.grid_form import GridForm
 from ..calls.rows import AddArguments
 from ..checks.part import Part
 from .dtensor import Layout, seed_of_all
 
 
-def local_call(given: AddArguments, part: Tensor, layout: Layout) -> AddCall:
+def local_call(given: AddArguments, part: Tensor, layout: Layout) -> GridAdd:
     """The call on this rank's shard of x, which is a DTensor.
 
     A shard has the whole grid, a box of it, or a range of the flattened grid; for a range the coordinates of each point
@@ -22,9 +22,8 @@ def local_call(given: AddArguments, part: Tensor, layout: Layout) -> AddCall:
     names = "positions", "start", "alpha", "padding_mask"
     given = given._replace(**{name: layout.local(name, getattr(given, name), {}) for name in names})
     given = given._replace(seed=seed_of_all(given.seed, given.dropout, layout, part.device))
-    whole = AddCall(given)
+    whole = GridAdd(given)
     form, at = whole.form, None if whole.positions is None else whole.coordinates()
-    assert isinstance(form, GridForm)
     if at is None and form.is_flat and len(whole.starts) > 1:
         is_cut = layout.sizes[form.rows_at[0]] != given.x.shape[form.rows_at[0]]
         at = whole.coordinates() if is_cut else None
@@ -32,7 +31,7 @@ def local_call(given: AddArguments, part: Tensor, layout: Layout) -> AddCall:
     return _call(of_whole, form, layout.part, layout.sizes)
 
 
-def _call(of_whole: AddArguments, form: GridForm, of: Part, sizes: tuple[int, ...]) -> AddCall:
+def _call(of_whole: AddArguments, form: GridForm, of: Part, sizes: tuple[int, ...]) -> GridAdd:
     """The call on a shard of shape `sizes` at the offset `of`. `of_whole` has the whole's arguments in canonical form:
     explicit coordinates, or one start per axis."""
     at, starts, mask = of_whole.positions, of_whole.start, of_whole.padding_mask
@@ -58,7 +57,7 @@ def _call(of_whole: AddArguments, form: GridForm, of: Part, sizes: tuple[int, ..
         begin, count = first[form.batch_at[0]], sizes[form.batch_at[0]]
         at, mask = (t if t is None or t.shape[0] == 1 else t[begin : begin + count] for t in (at, mask))
     places = of_whole._replace(positions=at, start=starts, padding_mask=mask, grid_shape=lengths, extra_tokens=front)
-    return AddCall(places, part=of, is_flat=form.is_flat)
+    return GridAdd(places, part=of, is_flat=form.is_flat)
 
 
 def _boxed(t: Tensor, form: Any, box: list[slice]) -> Tensor:
