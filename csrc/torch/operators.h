@@ -53,27 +53,9 @@ struct Operators {
     return out;
   }
 
-  static Tensor add(const Tensor& x, const Tensor& plan, int64_t start, double scale) {
-    Call call("x", x);
-    Tensor out = call.register_output(new_like(call.device, x));
-    const sinpe_add_arguments a = arguments_of(call.device, x, out, scale, start);
-    call.add(call.plan(plan, dim_of(a)), a);
-    return out;
-  }
-
-  static void add_out(const Tensor& x, const Tensor& plan, Optional positions, Optional padding_mask, int64_t start,
-                      bool positions_are_starts, double scale, double alpha, Tensor out) {
-    const Call call("x", x);
-    sinpe_add_arguments a = out_arguments_of(call.device, x, out, scale, start);
-    expect_no_overlap(out, {{"plan", plan}, {"positions", positions}, {"padding_mask", padding_mask}});
-    a.alpha = alpha;
-    set_rows(call.device, &a, positions, padding_mask, positions_are_starts);
-    call.add(call.plan(plan, dim_of(a)), a);
-  }
-
-  static Tensor add_dropout(const Tensor& x, const Tensor& plan, Optional positions, Optional padding_mask,
-                            Optional alpha, Optional seed, int64_t start, bool positions_are_starts, double scale,
-                            int64_t drop_threshold, Integers rng_offsets) {
+  static Tensor add(const Tensor& x, const Tensor& plan, Optional positions, Optional padding_mask, Optional alpha,
+                    Optional seed, int64_t start, bool positions_are_starts, double scale, int64_t drop_threshold,
+                    Integers rng_offsets) {
     Call call("x", x);
     Tensor out = call.register_output(new_like(call.device, x));
     sinpe_add_arguments a = arguments_of(call.device, x, out, scale, start);
@@ -84,13 +66,15 @@ struct Operators {
     return out;
   }
 
-  static void add_dropout_out(const Tensor& x, const Tensor& plan, Optional positions, Optional padding_mask,
-                              Optional seed, int64_t start, bool positions_are_starts, double scale, double alpha,
-                              int64_t drop_threshold, Integers rng_offsets, Tensor out) {
+  static void add_out(const Tensor& x, const Tensor& plan, Optional positions, Optional padding_mask, Optional alpha,
+                      Optional seed, int64_t start, bool positions_are_starts, double scale, int64_t drop_threshold,
+                      Integers rng_offsets, Tensor out) {
     Call call("x", x);
     sinpe_add_arguments a = out_arguments_of(call.device, x, out, scale, start);
-    expect_no_overlap(out, {{"plan", plan}, {"positions", positions}, {"padding_mask", padding_mask}, {"seed", seed}});
-    a.alpha = alpha;
+    expect_no_overlap(
+        out,
+        {{"plan", plan}, {"positions", positions}, {"padding_mask", padding_mask}, {"alpha", alpha}, {"seed", seed}});
+    call.set_alpha(alpha, &a);
     a.dropout = dropout_of(&call, seed, drop_threshold, rng_offsets, a.sizes, x.dim());
     set_rows(call.device, &a, positions, padding_mask, positions_are_starts);
     call.add(call.plan(plan, dim_of(a)), a);
@@ -184,8 +168,6 @@ struct Operators {
     m.impl("encode", TORCH_BOX(&encode));
     m.impl("add", TORCH_BOX(&add));
     m.impl("add_out", TORCH_BOX(&add_out));
-    m.impl("add_dropout", TORCH_BOX(&add_dropout));
-    m.impl("add_dropout_out", TORCH_BOX(&add_dropout_out));
     m.impl("add_grid_out", TORCH_BOX(&add_grid_out));
     m.impl("dropout", TORCH_BOX(&dropout));
     m.impl("row_dots", TORCH_BOX(&row_dots));

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..backend import loader
 from ..checks.part import Part
 from ..ops import traced
 from ..ops.packed_plan import pack_plan
-from ..ops.rows import ADD_DROPOUT, AddInPlace, add_into
+from ..ops.rows import ADD, ADD_OUT, AddInPlace
 from ..reference.operands import Add
 from ..reference.tiles import accumulation
 from ..runtime import observers
@@ -25,8 +24,6 @@ from ..runtime.tracing import refuse_jit_trace
 from .rows import AddArguments, Form, RowsCall, cached_by_value
 
 _is_compiling = torch.compiler.is_compiling
-
-LARGE = 4 << 20  # bytes; for larger results it is faster if the operator allocates them (csrc/cpu/populate.cpp)
 
 
 @cached_by_value
@@ -78,9 +75,9 @@ class SequenceAdd(RowsCall):
         self.draw()
         if needs_operations():
             return self.traced()
-        if not self.needs_grad(self.x):
-            return self.run()
-        return self.traced() if self._needs_torch_operations() else self._differentiable(in_place=False)
+        if not self._needs_torch_operations():
+            return self._by_operator()
+        return self.traced() if self.needs_grad(self.x) else self.run()
 
     def result_in_place(self) -> Tensor:
         """`add_`, differentiable."""
@@ -91,7 +88,7 @@ class SequenceAdd(RowsCall):
             self.run(self.x)
             torch.autograd.graph.increment_version(self.x)
             return self.x
-        return self.x.copy_(self.traced()) if self._needs_torch_operations() else self._differentiable(in_place=True)
+        return self.x.copy_(self.traced()) if self._needs_torch_operations() else self._differentiable_in_place()
 
     def written(self, out: Any) -> tuple[Any, Tensor]:
         """The tensors whose memory is checked for overlap: those that hold `out` and x."""
@@ -107,8 +104,7 @@ class SequenceAdd(RowsCall):
         return out
 
     def _needs_torch_operations(self) -> bool:
-        """Whether a differentiable call uses torch operations: for float32 angles, empty tensors, and tensors without
-        data."""
+        """Whether no operator computes the result: for float32 angles, empty tensors, and tensors without data."""
         return self.is_empty or not self._is_exact() or observers.no_data(self.device)
 
     def _is_exact(self) -> bool:
@@ -117,29 +113,18 @@ class SequenceAdd(RowsCall):
 
     # Without autograd.
 
-    @torch.no_grad()
     def run(self, out: Tensor | None = None) -> Tensor:
         """Computes the result, with the layout of x, in a new tensor or in `out`."""
         if out is not None and out.is_neg():  # has the negative bit; kernels would write values of the wrong sign
-            return out.copy_(self.run())
+            with torch.no_grad():
+                return out.copy_(self.run())
         x = self.x
         if not x.numel() or observers.no_data(self.device):
             return torch.empty_like(x) if out is None else out
-        if out is None and (isinstance(self.alpha, Tensor) or x.nbytes >= LARGE) and self._has_result_of_operator():
-            return self.form.restored(ADD_DROPOUT.run(*self.operands(pack_plan(self.encoding, self.device))))
         target = torch.empty_like(x) if out is None else out
-        self._write(target)
+        with torch.no_grad():
+            self._write(target)
         return target
-
-    def _has_result_of_operator(self) -> bool:
-        """Whether the operator that allocates its result is called. On a device, it reads a tensor alpha from device
-        memory; reading the value here would synchronize. On the CPU, it can populate the new memory."""
-        if not self._is_exact() or not loader.compiled(self.device.type):
-            return False
-        if self.device.type != "cpu":
-            return isinstance(self.alpha, Tensor)
-        is_dense = self.form.is_canonical and self.x.is_contiguous()
-        return is_dense and (isinstance(self.alpha, Tensor) or self.alpha == 1.0)
 
     def _write(self, target: Tensor) -> None:
         """Computes the result into `target`, which has the layout of x."""
@@ -148,32 +133,23 @@ class SequenceAdd(RowsCall):
     def _fill(self, x: Tensor, target: Tensor) -> None:
         """Computes the result into `target`; both are in canonical form."""
         if self._is_exact():
-            add_into(self._sum(x, pack_plan(self.encoding, self.device)), target)
+            ADD_OUT.run(*self.operands(x), target)
         else:
             target.copy_(self.dropped(self.sum(x.to(self.acc))))
 
-    def _sum(self, x: Tensor, packed_plan: Tensor) -> Add:
-        """The operands of a sum with one encoding, all detached."""
-        positions = None if self.positions is None else self.positions.detach()
-        alpha = self.alpha.detach() if isinstance(self.alpha, Tensor) else self.alpha
-        with_x = positions, self.padding_mask, alpha, self.seed
-        rng_offsets = self.rng_offsets if self.drop_threshold else []
-        return Add(x, packed_plan, *with_x, self.start, self.are_starts, self.scale, self.drop_threshold, rng_offsets)
-
-    def operands(self, packed_plan: Tensor) -> Add:
-        """The operands of the operator `add_dropout`, which takes alpha as a tensor."""
+    def operands(self, x: Tensor, packed_plan: Tensor | None = None) -> Add:
+        """The operands of the operator `add` for x in canonical form."""
+        plan = pack_plan(self.encoding, self.device) if packed_plan is None else packed_plan
         with_x = self.positions, self.padding_mask, self.alpha_or_none(), self.seed
-        rows = self.start, self.are_starts, self.scale
-        return Add(self.form.canonical(self.x), packed_plan, *with_x, *rows, self.drop_threshold, self.rng_offsets)
+        return Add(x, plan, *with_x, self.start, self.are_starts, self.scale, self.drop_threshold, self.rng_offsets)
 
-    # With autograd.
+    # By the operator, which chooses between kernel and reference, with and without autograd.
 
-    def _differentiable(self, in_place: bool) -> Tensor:
-        """Calls the kernels inside an autograd.Function."""
-        a = self.operands(pack_plan(self.encoding, self.device))
-        if in_place:
-            return AddInPlace.apply(*a._replace(x=self.x), self.form, lambda: self.run(self.x))
-        return self.form.restored(ADD_DROPOUT(*a))
+    def _by_operator(self) -> Tensor:
+        return self.form.restored(ADD(*self.operands(self.form.canonical(self.x))))
+
+    def _differentiable_in_place(self) -> Tensor:
+        return AddInPlace.apply(*self.operands(self.x), self.form, lambda: self.run(self.x))
 
     # In torch operations, for autograd, compilers and torch.func.
 
@@ -185,6 +161,7 @@ class SequenceAdd(RowsCall):
         """
         if self.drop_threshold and _is_compiling() and self._is_exact() and not is_functional():
             packed_plan = traced.pack_plan(*self.given, self.device)
-            return self.form.restored(torch.ops.sinpe_ext.add_dropout.default(*self.operands(packed_plan)))
+            operands = self.operands(self.form.canonical(self.x), packed_plan)
+            return self.form.restored(torch.ops.sinpe_ext.add.default(*operands))
         total = self.sum(self.form.canonical(self.x).to(self.acc))
         return self.form.restored(self.dropped(total).to(self.x.dtype))

@@ -21,7 +21,7 @@ from ..checks.part import Part, refuse_in_context_parallel
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding, Piece
 from ..ops.packed_plan import pack_plan
-from ..ops.rows import ADD_GRID_OUT, DROPOUT, add_into
+from ..ops.rows import ADD_GRID_OUT, ADD_OUT, DROPOUT
 from ..reference.operands import Add, AddGrid, Dropout
 from ..reference.tiles import arranged
 from . import grid_gradient, grid_rows
@@ -175,10 +175,6 @@ class GridAdd(SequenceAdd):
         """Whether the kernels support the encodings of all axes."""
         return super()._is_exact() if self.is_single_encoding else all(axis.angle == "exact" for axis in self.grid.axes)
 
-    def _has_result_of_operator(self) -> bool:
-        is_plain = self.is_single_encoding and not self.form.extra and self.device.type != "cpu"
-        return is_plain and super()._has_result_of_operator()
-
     def _write(self, target: Tensor) -> None:
         if self.is_unsupported_shard:
             target.copy_(self.traced())
@@ -253,12 +249,12 @@ class GridAdd(SequenceAdd):
         """Adds one piece of a grid to its channels, at `positions` along its axis."""
         at = piece.first, piece.step, piece.encoding.dim
         a = self._sum_of(grid_rows.channels_of(x, *at), piece.encoding, positions, self.rng_offsets_at(*at[:2]))
-        add_into(a, grid_rows.channels_of(target, *at))
+        ADD_OUT.run(*a, grid_rows.channels_of(target, *at))
 
     def _sum_of(self, x: Tensor, encoding: Encoding, positions: Tensor | None, rng_offsets: list[int]) -> Add:
         """The operands of a sum with one encoding of a grid, for the channels of x that it covers."""
-        whole = self._sum(x, pack_plan(encoding, self.device))
-        return whole._replace(positions=positions, rng_offsets=rng_offsets)
+        whole = self.operands(x, pack_plan(encoding, self.device))
+        return whole._replace(positions=positions, rng_offsets=rng_offsets if self.drop_threshold else [])
 
     def _fill_equal_axes(self, x: Tensor, target: Tensor, positions: Tensor) -> bool:
         """If all axes have equal blocks of channels, adds them as rows of one encoding, `axes` rows per grid point;
@@ -278,7 +274,7 @@ class GridAdd(SequenceAdd):
         if self.drop_threshold and self.rng_offsets[-2] != self.grid.dim * self.rng_offsets[-1]:
             return False
         a = self._sum_of(x, encoding, positions, rng_offsets if self.drop_threshold else [])
-        add_into(a._replace(padding_mask=mask), target)
+        ADD_OUT.run(*a._replace(padding_mask=mask), target)
         return True
 
     def rng_offsets_at(self, first: int, step: int) -> list[int]:
@@ -286,11 +282,19 @@ class GridAdd(SequenceAdd):
         base, *steps = self.rng_offsets
         return [base + first * steps[-1], *steps[:-1], step * steps[-1]]
 
-    def _differentiable(self, in_place: bool) -> Tensor:
+    def _by_operator(self) -> Tensor:
         if self.is_single_encoding and not self.form.extra:
-            return super()._differentiable(in_place)
+            return super()._by_operator()
+        return self._differentiable(into_x=False) if self.needs_grad(self.x) else self.run()
+
+    def _differentiable_in_place(self) -> Tensor:
+        if self.is_single_encoding and not self.form.extra:
+            return super()._differentiable_in_place()
+        return self._differentiable(into_x=True)
+
+    def _differentiable(self, into_x: bool) -> Tensor:
         positions = None if self.positions is None else self.coordinates()
-        return grid_gradient.DifferentiableGrid.apply(self.x, self.alpha_or_none(), positions, self, in_place)
+        return grid_gradient.DifferentiableGrid.apply(self.x, self.alpha_or_none(), positions, self, into_x)
 
     def packed_plan_of(self, index: int) -> Tensor:
         """The packed plan of a piece of a grid."""

@@ -128,6 +128,7 @@ def _add_by_operator(given: tuple[Any, ...], out: Any) -> Tensor | None:
         or abs(start) >= MAX_START
         or type(scale) is not float
         or type(alpha) is not float
+        or alpha != 1.0
         or type(dropout) is not float
         or dropout != 0.0
         or type(seq_dim) is not int
@@ -150,34 +151,32 @@ def _add_by_operator(given: tuple[Any, ...], out: Any) -> Tensor | None:
     if encoding is None:
         return None
     try:
-        if out is not None:
-            if not _is_same_or_disjoint(x, out):
-                return None
-            ADD_OUT.direct(x, pack_plan_cpu(encoding), None, None, start, False, scale, alpha, out)
-            increment_version(out)
-            return out
-        if alpha != 1.0:  # the operator that allocates its result has no alpha
+        operands: tuple[Any, ...] = x, pack_plan(encoding, x.device), None, None, None, None, start, False, scale, 0, []
+        if out is None:
+            return ADD.direct(*operands) if x.is_cpu else ADD.direct_cuda(*operands)
+        if not _is_same_or_disjoint(x, out):
             return None
         if x.is_cpu:
-            return ADD.direct(x, pack_plan_cpu(encoding), start, scale)
-        return ADD.direct_cuda(x, pack_plan(encoding, x.device), start, scale)
+            ADD_OUT.direct(*operands, out)
+        else:
+            ADD_OUT.direct_cuda(*operands, out)
+        increment_version(out)
+        return out
     except (RuntimeError, OverflowError):
         return None
 
 
-def _is_contiguous_on_cpu(out: Tensor, shape: tuple[int, ...]) -> bool:
-    """Whether `out` is a contiguous strided CPU tensor of this shape."""
-    return (
-        out.is_cpu and not out.is_nested and out.layout is torch.strided and out.shape == shape and out.is_contiguous()
-    )
+def _is_contiguous(out: Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether `out` is a contiguous strided tensor of this shape."""
+    return not out.is_nested and out.layout is torch.strided and out.shape == shape and out.is_contiguous()
 
 
 def _is_same_or_disjoint(x: Tensor, out: Tensor) -> bool:
-    """Whether x and `out` are contiguous CPU tensors of one shape and dtype, and `out` is x or shares no memory with
-    it."""
+    """Whether x and `out` are contiguous tensors of one shape, dtype and device, and `out` is x or shares no memory
+    with it."""
     return (
-        x.is_cpu
-        and _is_contiguous_on_cpu(out, x.shape)
+        out.device == x.device
+        and _is_contiguous(out, x.shape)
         and out.dtype == x.dtype
         and x.is_contiguous()
         and (out is x or abs(out.data_ptr() - x.data_ptr()) >= x.numel() * x.element_size())
@@ -257,7 +256,8 @@ def _try_table_into(out: Any, length: int, encoding: Encoding, start: int, dtype
     if (
         not _is_writable(out)
         or not (dtype is None or dtype == out.dtype)
-        or not _is_contiguous_on_cpu(out, (length, encoding.dim))
+        or not out.is_cpu
+        or not _is_contiguous(out, (length, encoding.dim))
         or not loader.compiled("cpu")
     ):
         return None

@@ -17,14 +17,12 @@ own derivatives consist of the same operators, so derivatives of every order wor
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import reference
-from ..backend import loader
 from ..checks import position_range
 from ..reference import apply, grid_add
 from ..reference.operands import Add, AddBackward, AddGrid, Dropout, Embed, RowDots, save, saved
@@ -122,55 +120,6 @@ ENCODE = Operator(
 )
 
 
-# ----------------------------------------------------------------------------------- add at implicit positions
-
-
-def _add(x: Tensor, plan: Tensor, start: int, scale: float) -> Tensor:
-    return apply.add(decoded(plan), Add(x, plan, start=start, scale=scale))
-
-
-def _add_batched(info: Any, in_dims: Any, x: Tensor, plan: Tensor, start: int, scale: float) -> tuple[Tensor, int]:
-    return ADD.op(x.movedim(in_dims[0], 0), plan, start, scale), 0
-
-
-def _add_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.scale = inputs[3]
-
-
-def _add_backward(ctx: Any, grad: Tensor) -> Any:
-    return scaled(Dropout(grad, None, 0, ctx.scale)), None, None, None
-
-
-ADD = Operator(
-    "add(Tensor x, Tensor plan, SymInt start, float scale) -> Tensor",
-    reference=_add,
-    fake=lambda x, *_: torch.empty_like(x),
-    vmap=_add_batched,
-    derivative=(_add_setup, _add_backward),
-)
-
-
-# The fields of Add that the operators with an `out` argument take before it.
-OUT_FIELDS = "x", "plan", "positions", "padding_mask", "start", "positions_are_starts", "scale", "alpha"
-DROPOUT_OUT_FIELDS = (*OUT_FIELDS[:4], "seed", *OUT_FIELDS[4:], "drop_threshold", "rng_offsets")
-_of_out = attrgetter(*OUT_FIELDS)
-_of_dropout_out = attrgetter(*DROPOUT_OUT_FIELDS)
-
-
-def _add_out(*operands: Any) -> None:
-    *of_sum, out = operands
-    a = Add(**dict(zip(OUT_FIELDS, of_sum, strict=True)))
-    apply.add(decoded(a.plan), a, out)
-
-
-ADD_OUT = Operator(
-    "add_out(Tensor x, Tensor plan, Tensor? positions, Tensor? padding_mask, SymInt start, bool positions_are_starts, "
-    "float scale, float alpha, Tensor(a!) out) -> ()",
-    reference=_add_out,
-    fake=lambda *_: None,
-)
-
-
 # ------------------------------------------------------------------------------------------------------ dropout
 
 
@@ -195,19 +144,28 @@ DROPOUT = Operator(
 )
 
 
-# ------------------------------------------------------------------------- add with all options, dropout as well
+# ---------------------------------------------------------------------------------------------------------- add
 
 
-def _add_dropout(*operands: Any) -> Tensor:
+def _add(*operands: Any) -> Tensor:
     a = Add(*operands)
     return apply.add(decoded(a.plan), a)
 
 
-def _add_dropout_setup(ctx: Any, inputs: Any, output: Any) -> None:
+def _add_batched(info: Any, in_dims: Any, *operands: Any) -> tuple[Tensor, int]:
+    """The samples are one more dimension of x, if there is no dropout and nothing else has samples or a batch."""
+    a, (of_x, *others) = Add(*operands), in_dims
+    shared = all(t is None or len(t) == 1 for t in (a.positions, a.padding_mask))
+    if a.drop_threshold or not shared or any(isinstance(d, int) for d in others):
+        return one_by_one("add")(info, in_dims, *operands)
+    return ADD.op(*a._replace(x=a.x.movedim(of_x, 0))), 0
+
+
+def _add_setup(ctx: Any, inputs: Any, output: Any) -> None:
     save(ctx, Add(*inputs), "x")
 
 
-def _add_dropout_backward(ctx: Any, grad: Tensor) -> Any:
+def _add_backward(ctx: Any, grad: Tensor) -> Any:
     a: Add = saved(ctx)
     needs = Add(*ctx.needs_input_grad[: len(Add._fields)])  # AddInPlace has two more arguments
     to_x = to_alpha = None
@@ -249,63 +207,45 @@ def position_gradient(grad: Tensor, a: Add | Embed) -> Tensor:
     return reduced(each * a.alpha.double() if isinstance(a.alpha, Tensor) else each, a.positions)
 
 
-ADD_DROPOUT = Operator(
-    "add_dropout(Tensor x, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? alpha, Tensor? seed, "
+ADD = Operator(
+    "add(Tensor x, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? alpha, Tensor? seed, "
     "SymInt start, bool positions_are_starts, float scale, int drop, SymInt[] elements) -> Tensor",
-    reference=_add_dropout,
+    reference=_add,
     fake=lambda x, *_: torch.empty_like(x),
-    vmap=one_by_one("add_dropout"),
-    derivative=(_add_dropout_setup, _add_dropout_backward),
+    vmap=_add_batched,
+    derivative=(_add_setup, _add_backward),
 )
 
 
 class AddInPlace(torch.autograd.Function):
-    """In-place `add_dropout`: takes its arguments, then the `Form` of x and a function that writes the result to x."""
+    """In-place `add`: takes its arguments, then the `Form` of x and a function that writes the result to x."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         *operands, ctx.form, write = arguments
         ctx.mark_dirty(operands[0])
-        _add_dropout_setup(ctx, operands, None)
+        _add_setup(ctx, operands, None)
         write()
         return operands[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        to_x, *others = _add_dropout_backward(ctx, ctx.form.canonical(grads[0]))
+        to_x, *others = _add_backward(ctx, ctx.form.canonical(grads[0]))
         return None if to_x is None else ctx.form.restored(to_x), *others, None, None
 
 
-def _add_dropout_out(*operands: Any) -> None:
+def _add_out(*operands: Any) -> None:
     *of_sum, out = operands
-    a = Add(**dict(zip(DROPOUT_OUT_FIELDS, of_sum, strict=True)))
+    a = Add(*of_sum)
     apply.add(decoded(a.plan), a, out)
 
 
-ADD_DROPOUT_OUT = Operator(
-    "add_dropout_out(Tensor x, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? seed, SymInt start, "
-    "bool positions_are_starts, float scale, float alpha, int drop, SymInt[] elements, Tensor(a!) out) -> ()",
-    reference=_add_dropout_out,
+ADD_OUT = Operator(
+    "add_out(Tensor x, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? alpha, Tensor? seed, "
+    "SymInt start, bool positions_are_starts, float scale, int drop, SymInt[] elements, Tensor(a!) out) -> ()",
+    reference=_add_out,
     fake=lambda *_: None,
 )
-
-
-def add_into(a: Add, out: Tensor) -> None:
-    """out = dropout(scale * x + alpha * PE) without autograd, by the kernels or the reference."""
-    if not loader.compiled(a.x.device.type):
-        apply.add(decoded(a.plan), a, out)
-        return
-    alpha = 1.0 if a.alpha is None else a.alpha
-    if isinstance(alpha, Tensor):
-        if a.x.device.type != "cpu":  # alpha.item() would synchronize with the device
-            out.copy_(ADD_DROPOUT.run(*a))
-            return
-        alpha = alpha.item()
-    a = a._replace(alpha=alpha)
-    if a.drop_threshold:
-        ADD_DROPOUT_OUT.op(*_of_dropout_out(a), out)
-    else:
-        ADD_OUT.op(*_of_out(a), out)
 
 
 # ---------------------------------------------------------------------------------------------- add with a grid

@@ -23,13 +23,13 @@ class Dropout(NamedTuple):
 
 
 class Add(NamedTuple):
-    """Operands of `add_dropout`. The defaults of the fields after plan are those of a plain sum."""
+    """Operands of `add`. The defaults of the fields after plan are those of a plain sum."""
 
     x: Tensor
     plan: Tensor
     positions: Tensor | None = None
     padding_mask: Tensor | None = None
-    alpha: Tensor | float | None = None  # a float only for operators without a derivative
+    alpha: Tensor | None = None
     seed: Tensor | None = None
     start: int = 0
     positions_are_starts: bool = False

@@ -44,7 +44,7 @@ def arguments(name: str, device: torch.device) -> dict[str, Any]:
         "weight": torch.zeros(ROWS, D, device=device),
         "positions": torch.zeros(1, S, dtype=torch.int64, device=device),
         "padding_mask": torch.zeros(B, S, dtype=torch.bool, device=device),
-        "alpha": 1.0 if name in ("add_out", "add_dropout_out") else torch.ones(1, device=device),
+        "alpha": torch.ones(1, device=device),
         "seed": torch.zeros(1, dtype=torch.int64, device=device),
         "slopes": torch.ones(D, dtype=torch.float64, device=device),
         "start": 0, "length": S, "dim": D, "dtype": torch.float32, "positions_are_starts": False, "scale": 1.0,
@@ -98,7 +98,7 @@ ERRORS: dict[str, tuple[str, dict[str, Change], str]] = {  # operator, invalid a
     "x rank 1": ("add", {"x": lambda t: t[0, 0]}, "x: expected 2 to 16 dimensions, got 1$"),
     "x rank 17": ("dropout", {"x": lambda t: t[(None,) * 14]}, "x: expected 1 to 16 dimensions, got 17$"),
     "out shape": ("add_out", {"out": twice}, f"out: expected the shape of x, .* dimension 2 is {D}, got {2 * D}$"),
-    "out rank": ("add_dropout_out", {"out": lambda t: t[0]}, "out: expected the rank and dtype of x$"),
+    "out rank": ("add_out", {"out": lambda t: t[0]}, "out: expected the rank and dtype of x$"),
     "out dtype": ("add_out", {"out": Tensor.double}, "out: expected the rank and dtype of x$"),
     "table rank": ("table_out", {"out": lambda t: t[0]}, r"out: expected the shape \(length, dim\)"),
     "table strided": ("table_out", {"out": lambda t: twice(t)[:, ::2]}, r"out: expected .* with contiguous channels$"),
@@ -127,7 +127,7 @@ ERRORS: dict[str, tuple[str, dict[str, Change], str]] = {  # operator, invalid a
     "positions strided": ("encode", {"positions": lambda t: twice(t)[:, ::2]}, "positions: expected a contiguous"),
     "positions rank": ("add_out", {"positions": lambda t: t[0]}, "positions: expected 2 dimensions, .* got 1$"),
     "positions shape": (
-        "add_dropout",
+        "add",
         {"positions": twice},
         rf"positions: expected the shape \({B} or 1, {S}\), got \(1, {2 * S}\)$",
     ),
@@ -139,14 +139,14 @@ ERRORS: dict[str, tuple[str, dict[str, Change], str]] = {  # operator, invalid a
     "positions int32": ("row_dots", {"positions": Tensor.int}, "positions: unsupported dtype, got Int$"),
     "mask dtype": ("add_out", {"padding_mask": Tensor.int}, "padding_mask: expected bool, got Int$"),
     "mask shape": ("embed", {"padding_mask": lambda t: t[:, :1]}, rf"padding_mask: .* or 1, {S}\), got \({B}, 1\)$"),
-    "alpha size": ("add_dropout", {"alpha": twice}, "alpha: expected one number, got 2$"),
+    "alpha size": ("add", {"alpha": twice}, "alpha: expected one number, got 2$"),
     "alpha int64": ("embed", {"alpha": Tensor.long}, "alpha: expected a floating-point type, got Long$"),
     "seed none": ("dropout", {"seed": None}, "seed: expected one int64, got None while drop is 100$"),
-    "seed size": ("add_dropout", {"seed": twice}, "seed: expected one int64, got 2 of Long$"),
+    "seed size": ("add", {"seed": twice}, "seed: expected one int64, got 2 of Long$"),
     "seed dtype": ("embed_backward", {"seed": Tensor.double}, "seed: expected one int64, got 1 of Double$"),
     "drop -1": ("dropout", {"drop": -1}, "drop: expected 0 to 65536, got -1$"),
     "drop 65537": ("embed", {"drop": 65537}, "drop: expected 0 to 65536, got 65537$"),
-    "elements": ("add_dropout", {"elements": [0, 1, 2]}, r"elements: expected 4 integers \(.*\), got 3$"),
+    "elements": ("add", {"elements": [0, 1, 2]}, r"elements: expected 4 integers \(.*\), got 3$"),
     "elements of grad": ("embed_backward", {"elements": [0] * 5}, r"elements: expected 4 integers \(.*\), got 5$"),
     "slopes size": ("row_dots", {"slopes": twice}, rf"slopes: .* shape \({D},\), got {2 * D} of Double$"),
     "slopes dtype": ("row_dots", {"slopes": Tensor.float}, f"slopes: .* float64 .*, got {D} of Float$"),
@@ -169,7 +169,7 @@ def test_invalid_arguments(case: Any, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("drop", [0, 65536])
-@pytest.mark.parametrize("name", ["dropout", "add_dropout", "embed", "embed_backward", "row_dots"])
+@pytest.mark.parametrize("name", ["dropout", "add", "embed", "embed_backward", "row_dots"])
 def test_seed_is_not_needed_without_randomness(name: str, drop: int, device: torch.device) -> None:
     result = call(name, device, seed=None, drop=drop)
     assert torch.equal(result, call(name, device, seed=torch.tensor(5, device=device), drop=drop))
@@ -232,14 +232,14 @@ def test_invalid_grid(case: Any, device: torch.device) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_alpha_and_seed_on_cpu_or_device(dtype: torch.dtype, device: torch.device) -> None:
     alpha, seed = torch.tensor([0.25], dtype=dtype, device=device), torch.tensor([7], device=device)
-    given = arguments("add_dropout", device) | {"alpha": alpha, "seed": seed, "drop": 30000}
-    want = OPERATORS["add_dropout"].reference(*given.values())
-    got = call("add_dropout", device, alpha=alpha, seed=seed, drop=30000)
+    given = arguments("add", device) | {"alpha": alpha, "seed": seed, "drop": 30000}
+    want = OPERATORS["add"].reference(*given.values())
+    got = call("add", device, alpha=alpha, seed=seed, drop=30000)
     torch.testing.assert_close(got, want)
     numbers = {"alpha": torch.tensor(0.25, dtype=dtype), "seed": torch.tensor(7)}  # of shape (), on the CPU
-    assert torch.equal(call("add_dropout", device, drop=30000, **numbers), got)
+    assert torch.equal(call("add", device, drop=30000, **numbers), got)
     alpha.fill_(0.5)
-    assert not torch.equal(call("add_dropout", device, alpha=alpha, seed=seed, drop=30000), want)
+    assert not torch.equal(call("add", device, alpha=alpha, seed=seed, drop=30000), want)
 
 
 IDS: dict[str, Callable[[Tensor], Tensor]] = {  # of shape (2, 6), values 0 to 4, with repetitions
@@ -277,5 +277,5 @@ def test_outputs_have_the_strides_of_empty_like(view: Any, device: torch.device)
     x = view(torch.zeros(B, S, S if view is STRIDED["channels first"] else D, device=device))
     plan = pack_plan(sinpe.convention("fairseq", x.shape[-1])).to(device)
     want = torch.empty_like(x).stride()
-    assert call("add", device, x=x, plan=plan).stride() == want
+    assert call("add", device, x=x, plan=plan, positions=None, padding_mask=None).stride() == want
     assert call("dropout", device, x=x).stride() == want

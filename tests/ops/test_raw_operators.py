@@ -51,15 +51,18 @@ def shrunk(t: Tensor) -> Tensor:
 NONE = None, None
 ROWS = 0, False
 SHRUNK: dict[str, tuple[str, Any]] = {  # operand -> a call in which half of its storage was freed
-    "x": ("add", lambda: (shrunk(x()), words(), 0, 1.0)),
-    "plan": ("add", lambda: (x(), shrunk(words().clone()), 0, 1.0)),
-    "out": ("add_out", lambda: (x(), words(), *NONE, *ROWS, 1.0, 1.0, shrunk(x()))),
+    "x": ("add", lambda: (shrunk(x()), words(), *NONE, *NONE, *ROWS, 1.0, 0, [])),
+    "plan": ("add", lambda: (x(), shrunk(words().clone()), *NONE, *NONE, *ROWS, 1.0, 0, [])),
+    "out": ("add_out", lambda: (x(), words(), *NONE, *NONE, *ROWS, 1.0, 0, [], shrunk(x()))),
     "out of table": ("table_out", lambda: (words(), 0, shrunk(x(S, D)))),
     "positions": ("encode", lambda: (shrunk(whole(S)), words(), D, torch.float32)),
-    "positions of rows": ("add_out", lambda: (x(), words(), shrunk(whole(1, S)), None, *ROWS, 1.0, 1.0, x())),
-    "padding_mask": ("add_out", lambda: (x(), words(), None, shrunk(whole(1, S).bool()), *ROWS, 1.0, 1.0, x())),
+    "positions of rows": ("add_out", lambda: (x(), words(), shrunk(whole(1, S)), None, *NONE, *ROWS, 1.0, 0, [], x())),
+    "padding_mask": (
+        "add_out",
+        lambda: (x(), words(), None, shrunk(whole(1, S).bool()), *NONE, *ROWS, 1.0, 0, [], x()),
+    ),
     "seed": ("dropout", lambda: (x(), shrunk(whole(2)[1:]), 9000, 1.0, [])),
-    "alpha": ("add_dropout", lambda: (x(), words(), *NONE, shrunk(x(2)[1:]), None, *ROWS, 1.0, 0, [])),
+    "alpha": ("add", lambda: (x(), words(), *NONE, shrunk(x(2)[1:]), None, *ROWS, 1.0, 0, [])),
     "slopes": ("row_dots", lambda: (x(), words(), *NONE, shrunk(x(D).double()), None, *ROWS, 0, [])),
     "ids": ("embed_backward", lambda: (x(), shrunk(whole(B, S)), None, 3, -1, 1.0, 0, [])),
     "grad": ("embed_backward", lambda: (shrunk(x()), whole(B, S), None, 3, -1, 1.0, 0, [])),
@@ -87,17 +90,16 @@ def test_positions_and_masks_of_another_length_are_rejected(length: int) -> None
     positions, mask = torch.arange(length)[None], torch.zeros(B, length, dtype=torch.bool)
     for operands, name in (((positions, None), "positions"), ((None, mask), "padding_mask")):
         with pytest.raises(RuntimeError, match=rf"^{name}: expected the shape \({B} or 1, {S}\), got \(.*{length}\)"):
-            op("add_out")(x(), words(), *operands, *ROWS, 1.0, 1.0, x())
+            op("add_out")(x(), words(), *operands, *NONE, *ROWS, 1.0, 0, [], x())
 
 
 @pytest.mark.bad_input(12, "compiled")
-@pytest.mark.parametrize("name", ["add_out", "add_dropout_out", "table_out"])
+@pytest.mark.parametrize("name", ["add_out", "table_out"])
 @pytest.mark.parametrize("view", ["expanded", "overlapping"])
 def test_out_with_internal_overlap_is_rejected(name: str, view: str) -> None:
     out = x(1, S, D).expand(B, S, D) if view == "expanded" else torch.zeros(100).as_strided((B, S, D), (16, D, 1))
     arguments: dict[str, tuple[Any, ...]] = {
-        "add_out": (x(), words(), *NONE, *ROWS, 1.0, 1.0, out),
-        "add_dropout_out": (x(), words(), *NONE, None, *ROWS, 1.0, 1.0, 0, [], out),
+        "add_out": (x(), words(), *NONE, *NONE, *ROWS, 1.0, 0, [], out),
         "table_out": (words(), 0, out[:, 0] if view == "expanded" else torch.zeros(99).as_strided((S, D), (D - 1, 1))),
     }
     with pytest.raises(RuntimeError, match="more than one element|does not fit"):
@@ -130,13 +132,12 @@ def overlaps() -> dict[str, tuple[str, tuple[Any, ...], Tensor]]:
     seed, x_seed = shared(torch.int64, 1)
     both, x_values = shared(torch.float32, values.numel())
     return {
-        "plan": ("add_out", (x(), plan, *NONE, *ROWS, 1.0, 1.0, x_plan), plan),
+        "plan": ("add_out", (x(), plan, *NONE, *NONE, *ROWS, 1.0, 0, [], x_plan), plan),
         "plan of a table": ("table_out", (plan, 0, x_plan[0]), plan),
-        "positions": ("add_out", (x(), words(), positions, None, *ROWS, 1.0, 1.0, x_positions), positions),
-        "starts": ("add_out", (x(), words(), starts, None, 0, True, 1.0, 1.0, x_starts), starts),
-        "padding_mask": ("add_out", (x(), words(), None, mask, *ROWS, 1.0, 1.0, x_mask), mask),
-        "seed": ("add_dropout_out", (x(), words(), *NONE, seed, *ROWS, 1.0, 1.0, 9, [], x_seed), seed),
-        "plan, dropout": ("add_dropout_out", (x(), plan, *NONE, None, *ROWS, 1.0, 1.0, 0, [], x_plan), plan),
+        "positions": ("add_out", (x(), words(), positions, None, *NONE, *ROWS, 1.0, 0, [], x_positions), positions),
+        "starts": ("add_out", (x(), words(), starts, None, *NONE, 0, True, 1.0, 0, [], x_starts), starts),
+        "padding_mask": ("add_out", (x(), words(), None, mask, *NONE, *ROWS, 1.0, 0, [], x_mask), mask),
+        "seed": ("add_out", (x(), words(), *NONE, None, seed, *ROWS, 1.0, 9, [], x_seed), seed),
         "grid": ("add_grid_out", (x(), values, grid, None, None, 1.0, 0, [], x_grid), grid),
         "values": ("add_grid_out", (x(), both, words_of_grid, None, None, 1.0, 0, [], x_values), both),
         "mask of a grid": ("add_grid_out", (x(), values, words_of_grid, mask, None, 1.0, 0, [], x_mask), mask),
@@ -149,7 +150,7 @@ def grid_operands() -> tuple[Tensor, Tensor]:
     return words, torch.ones(S * D)
 
 
-OVERLAPS = ["plan", "plan of a table", "positions", "starts", "padding_mask", "seed", "plan, dropout", "grid", "values",
+OVERLAPS = ["plan", "plan of a table", "positions", "starts", "padding_mask", "seed", "grid", "values",
             "mask of a grid"]  # fmt: skip
 
 
@@ -195,7 +196,7 @@ def test_products_beyond_int64() -> None:
         op("dropout")(x(), seed, 9000, 1.0, [first, 40, 8, 1])
     assert op("encode")(torch.empty(0, 2**40, 2**20), words(), D, torch.float32).shape == (0, 2**40, 2**20, D)
     none = torch.empty(0).as_strided((0, 2**31, 2**31, S, D), (1, 1, 1, 1, 1))
-    assert op("add")(none, words(), 0, 1.0).shape == none.shape
+    assert op("add")(none, words(), *NONE, *NONE, *ROWS, 1.0, 0, []).shape == none.shape
 
 
 ATTACK = """
@@ -243,11 +244,9 @@ CALLS = {
     "table": lambda: (plan(), far(), draw.choice([0, 5, -1, 2**62]), draw.choice([8, 7, 0, -1]), torch.float32),
     "table_out": lambda: (plan(), draw.choice(FAR), tensor(5, 8)),
     "encode": lambda: (tensor(5, dtype=torch.int64), plan(), draw.choice([8, 7, 2**62]), draw.choice(DTYPES)),
-    "add": lambda: (x(), plan(), draw.choice(FAR), 1.0),
-    "add_out": lambda: (x(), plan(), *rows(), *start(), 1.0, 1.0, x()),
     "dropout": lambda: (x(), seed(), drop()[0], 1.0, drop()[1]),
-    "add_dropout": lambda: (x(), plan(), *rows(), alpha(), seed(), *start(), 1.0, *drop()),
-    "add_dropout_out": lambda: (x(), plan(), *rows(), seed(), *start(), 1.0, 1.0, *drop(), x()),
+    "add": lambda: (x(), plan(), *rows(), alpha(), seed(), *start(), 1.0, *drop()),
+    "add_out": lambda: (x(), plan(), *rows(), alpha(), seed(), *start(), 1.0, *drop(), x()),
     "row_dots": lambda: (x(), plan(), *rows(), some(lambda: tensor(8, dtype=torch.float64)), seed(), *start(), *drop()),
     "add_backward": lambda: (x(), plan(), *rows(), seed(), *start(), 1.0, *drop()),
     "embed": lambda: (ids(), tensor(4, 8), plan(), *rows(), alpha(), seed(), *start(), 1.0, far(), False, *drop()),

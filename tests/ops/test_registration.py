@@ -18,23 +18,22 @@ from sinpe_ext.ops import packed_plan
 
 B, S, D = 2, 3, 8
 ENCODING = sinpe.convention("fairseq", D)
+PACKED = packed_plan.pack_plan(ENCODING)
 
 ROWS = "Tensor? positions, Tensor? padding_mask"
 START = "SymInt start, bool positions_are_starts"
 DROPPED = "int drop, SymInt[] elements"
+NONE = None, None, None, None  # positions, padding_mask, alpha, seed
+
 SCHEMAS = {
     "table": "(Tensor plan, SymInt start, SymInt length, int dim, ScalarType dtype) -> Tensor",
     "table_out": "(Tensor plan, SymInt start, Tensor(a!) out) -> ()",
     "encode": "(Tensor positions, Tensor plan, int dim, ScalarType dtype) -> Tensor",
-    "add": "(Tensor x, Tensor plan, SymInt start, float scale) -> Tensor",
-    "add_out": f"(Tensor x, Tensor plan, {ROWS}, {START}, float scale, float alpha, Tensor(a!) out) -> ()",
     "dropout": f"(Tensor x, Tensor? seed, int drop, float scale, {DROPPED[10:]}) -> Tensor",
-    "add_dropout": (
-        f"(Tensor x, Tensor plan, {ROWS}, Tensor? alpha, Tensor? seed, {START}, float scale, {DROPPED}) -> Tensor"
-    ),
-    "add_dropout_out": (
-        f"(Tensor x, Tensor plan, {ROWS}, Tensor? seed, {START}, float scale, float alpha, {DROPPED}, Tensor(a!) out)"
-        " -> ()"
+    "add": (f"(Tensor x, Tensor plan, {ROWS}, Tensor? alpha, Tensor? seed, {START}, float scale, {DROPPED}) -> Tensor"),
+    "add_out": (
+        f"(Tensor x, Tensor plan, {ROWS}, Tensor? alpha, Tensor? seed, {START}, float scale, {DROPPED}, "
+        "Tensor(a!) out) -> ()"
     ),
     "add_grid_out": (
         f"(Tensor x, Tensor values, Tensor grid, Tensor? padding_mask, Tensor? seed, float scale, {DROPPED}, "
@@ -104,37 +103,46 @@ def samples(grad: bool) -> dict[str, tuple[str, tuple[Any, ...]]]:
         "encode int": ("encode", (whole, words, D, torch.float16)),
         "encode scalar": ("encode", (torch.tensor(3), words, D, torch.float32)),
         "encode many": ("encode", (many, words, D, torch.float64)),
-        "add": ("add", (x(grad=grad), words, 5, 1.5)),
-        "add layout": ("add", (x(grad=grad).transpose(0, 1), words, 5, 1.0)),
-        "add expanded": ("add", (x(torch.bfloat16, grad)[:1].expand(4, S, D), words, 0, 1.0)),
-        "add window": ("add", (x(torch.float64, grad)[:, ::2, :], words, 0, 1.0)),
-        "add_out": ("add_out", (x(grad=grad), words, None, None, 1, False, 2.0, 0.5, torch.empty(B, S, D))),
-        "add_out all": ("add_out", (x(grad=grad), words, whole, mask, 0, False, 2.0, 0.5, torch.empty(B, S, D))),
-        "add_out starts": ("add_out", (x(), words, whole[:, :1], None, 0, True, 1.0, 1.0, torch.empty(B, D, S).mT)),
+        "add": ("add", (x(grad=grad), words, *NONE, 5, False, 1.5, 0, [])),
+        "add layout": ("add", (x(grad=grad).transpose(0, 1), words, *NONE, 5, False, 1.0, 0, [])),
+        "add expanded": (
+            "add", (x(torch.bfloat16, grad)[:1].expand(4, S, D), words, *NONE, 0, False, 1.0, 0, []),
+        ),
+        "add window": ("add", (x(torch.float64, grad)[:, ::2, :], words, *NONE, 0, False, 1.0, 0, [])),
+        "add_out": (
+            "add_out", (x(grad=grad), words, None, None, alpha, None, 1, False, 2.0, 0, [], torch.empty(B, S, D)),
+        ),
+        "add_out all": (
+            "add_out", (x(grad=grad), words, whole, mask, alpha, None, 0, False, 2.0, 0, [], torch.empty(B, S, D)),
+        ),
+        "add_out starts": (
+            "add_out",
+            (x(), words, whole[:, :1], None, None, None, 0, True, 1.0, 0, [], torch.empty(B, D, S).mT),
+        ),
         "dropout": ("dropout", (x(grad=grad), seed, 9000, 0.5, [])),
         "dropout of none": ("dropout", (x(grad=grad), None, 0, 0.5, [])),
         "dropout of all": ("dropout", (x(grad=grad), None, 65536, 1.0, [])),
         "dropout layout": ("dropout", (x(torch.float64, grad).permute(2, 0, 1), seed, 9000, 1.0, [0, 1, S * D, D])),
         "dropout shard": ("dropout", (x(torch.bfloat16, grad)[:, ::2], seed, 30000, 1.0, shard)),
-        "add_dropout": (
-            "add_dropout", (x(grad=grad), words, None, None, alpha, seed, 5, False, 1.5, 9000, []),
+        "add dropout": (
+            "add", (x(grad=grad), words, None, None, alpha, seed, 5, False, 1.5, 9000, []),
         ),
-        "add_dropout all": (
-            "add_dropout", (x(torch.float64, grad), words, many, mask, alpha, seed, 0, False, 1.5, 9000, shard),
+        "add all": (
+            "add", (x(torch.float64, grad), words, many, mask, alpha, seed, 0, False, 1.5, 9000, shard),
         ),
-        "add_dropout shared positions": (
-            "add_dropout", (x(grad=grad), words, shared, mask, None, seed, 0, False, 1.0, 9000, []),
+        "add shared positions": (
+            "add", (x(grad=grad), words, shared, mask, None, seed, 0, False, 1.0, 9000, []),
         ),
-        "add_dropout starts": (
-            "add_dropout", (x(torch.float16, grad), words, whole[:, :1], None, alpha, None, 0, True, 2.0, 0, []),
+        "add starts": (
+            "add", (x(torch.float16, grad), words, whole[:, :1], None, alpha, None, 0, True, 2.0, 0, []),
         ),
-        "add_dropout layout": (
-            "add_dropout",
+        "add dropout layout": (
+            "add",
             (x(grad=grad).transpose(0, 1), words, None, None, None, seed, 5, False, 1.0, 9000, [0, D, S * D, 1]),
         ),
-        "add_dropout_out": (
-            "add_dropout_out",
-            (x(grad=grad), words, whole, mask, seed, 0, False, 2.0, 0.5, 9000, [], torch.empty(B, S, D)),
+        "add_out dropout": (
+            "add_out",
+            (x(grad=grad), words, whole, mask, alpha, seed, 0, False, 2.0, 9000, [], torch.empty(B, S, D)),
         ),
         "add_grid_out": ("add_grid_out", (image, *places, None, None, 2.0, 0, [], torch.empty(B, 2 * S, D))),
         "add_grid_out all": (
@@ -200,7 +208,7 @@ BATCHED = [
     "add",
     "dropout",
     "dropout layout",
-    "add_dropout all",
+    "add all",
     "row_dots all",
     "add_backward all",
     "embed all",
@@ -310,9 +318,9 @@ MISUSE: dict[str, tuple[str, tuple[Any, ...]]] = {  # checked in C++, whoever ca
     "length": ("table", (packed_plan.pack_plan(ENCODING), 0, -1, D, torch.float32)),
     "dtype": ("table", (packed_plan.pack_plan(ENCODING), 0, S, D, torch.int32)),
     "range": ("table", (packed_plan.pack_plan(ENCODING), 2**63 - 3, S, D, torch.float32)),
-    "width": ("add", (torch.ones(S, D + 1), packed_plan.pack_plan(ENCODING), 0, 1.0)),
-    "rank": ("add", (torch.ones(D), packed_plan.pack_plan(ENCODING), 0, 1.0)),
-    "x dtype": ("add", (torch.ones(S, D, dtype=torch.int64), packed_plan.pack_plan(ENCODING), 0, 1.0)),
+    "width": ("add", (torch.ones(S, D + 1), PACKED, *NONE, 0, False, 1.0, 0, [])),
+    "rank": ("add", (torch.ones(D), PACKED, *NONE, 0, False, 1.0, 0, [])),
+    "x dtype": ("add", (torch.ones(S, D, dtype=torch.int64), PACKED, *NONE, 0, False, 1.0, 0, [])),
     "out": ("table_out", (packed_plan.pack_plan(ENCODING), 0, torch.empty(S, D + 1))),
     "out layout": ("table_out", (packed_plan.pack_plan(ENCODING), 0, torch.empty(D, S).t())),
     "grid words": (
