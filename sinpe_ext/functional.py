@@ -10,8 +10,9 @@ from torch import Tensor
 
 from . import checks
 from .calls import jagged, plain, tables
+from .calls.add import SequenceAdd
 from .calls.embed import EmbedCall
-from .calls.grid_add import add_of
+from .calls.grid_add import GridAdd
 from .calls.rows import AddArguments, EmbedArguments
 from .checks import memory
 from .encodings import in_graph
@@ -330,13 +331,14 @@ def add_call(given: AddArguments) -> Any:
     """Checks the arguments of `add` and returns the call object for the kind of x: plain, DTensor or jagged."""
     if _is_compiling():
         given = given._replace(encoding=in_graph.constant(given.encoding))
-    if type(given.x) is Tensor:
-        return add_of(given)
-    if is_dtensor(given.x):
-        from .distributed.call import ShardedAdd
+    if type(given.x) is not Tensor:
+        if is_dtensor(given.x):
+            from .distributed.call import ShardedAdd
 
-        return ShardedAdd(given)
-    return jagged.JaggedAdd(given) if jagged.is_jagged(given.x) else add_of(given)
+            return ShardedAdd(given)
+        if jagged.is_jagged(given.x):
+            return jagged.JaggedAdd(given)
+    return SequenceAdd(given) if given.is_sequence() else GridAdd(given)
 
 
 def embed_call(given: EmbedArguments) -> Any:

@@ -44,7 +44,7 @@ inline const Exchange* exchange = nullptr;
 // The objects passed to `set_up`, never released; see `_set_up` in sinpe_ext/calls/plain.py.
 struct PythonObjects {
   PyObject *tensor, *empty_like, *is_lazy, *is_grad_enabled, *is_inference_mode, *increment_version;
-  PyObject *conditions, *variables, *is_intercepted, *plan_of;
+  PyObject *conditions, *variables, *is_intercepted, *plan_of, *grid_of;
 };
 inline PythonObjects python{};
 
@@ -55,13 +55,13 @@ struct Names {
 inline Names names{};
 
 // set_up(exchange, tensor, empty_like, is_lazy, is_grad_enabled, is_inference_mode, increment_version, questions,
-// variables, is_intercepted, plan_of): a capsule with DLPack's exchange functions, torch.Tensor, functions of torch,
+// variables, is_intercepted, plan_of, grid_of): a capsule with DLPack's exchange functions, torch.Tensor, functions of torch,
 // and from sinpe_ext the conditions under which calls are intercepted and the function that returns the plan of an
-// encoding. Returns whether the exchange functions can be used.
+// encoding, and the one that returns the operands of a grid. Returns whether the exchange functions can be used.
 inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
   constexpr Py_ssize_t kObjects = sizeof(PythonObjects) / sizeof(PyObject*);
   if (count != 1 + kObjects || !PyTuple_Check(items[7]) || !PyTuple_Check(items[8])) {
-    PyErr_SetString(PyExc_TypeError, "set_up: expected DLPack's exchange functions in a capsule, and ten objects");
+    PyErr_SetString(PyExc_TypeError, "set_up: expected DLPack's exchange functions in a capsule, and eleven objects");
     return nullptr;
   }
   if (exchange != nullptr) Py_RETURN_TRUE;
@@ -74,7 +74,8 @@ inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
            PyUnicode_InternFromString("new_empty"),       Py_BuildValue("(s)", "dtype")};
   if (PyErr_Occurred() != nullptr) return nullptr;
   for (Py_ssize_t k = 1; k <= kObjects; ++k) Py_INCREF(items[k]);
-  python = {items[1], items[2], items[3], items[4], items[5], items[6], items[7], items[8], items[9], items[10]};
+  python = {items[1], items[2], items[3], items[4],  items[5], items[6],
+            items[7], items[8], items[9], items[10], items[11]};
   exchange = offered;
   Py_RETURN_TRUE;
 }
@@ -171,6 +172,63 @@ inline Plan new_plan(PyObject* encoding, int64_t dim) {
   return made;
 }
 
+// Cache of the operands of the last grids, by the object that was given, the sizes of x and its dtype.
+struct GridPlan {
+  PyObject *encoding, *holder;
+  int32_t rank;
+  int dtype;
+  int64_t sizes[SINPE_MAX_RANK];
+  int64_t batch, n_words, n_values;
+  const int64_t* words;
+  const void* values;
+};
+constexpr int kGrids = 8;
+inline GridPlan grids[kGrids];
+inline int next_grid = 0;
+
+inline bool is_for(const GridPlan& grid, PyObject* encoding, const Tensor& x, int dtype) {
+  bool same = grid.encoding == encoding && grid.rank == x.rank && grid.dtype == dtype;
+  for (int32_t d = 0; same && d < x.rank; ++d) same = grid.sizes[d] == x.sizes[d];
+  return same;
+}
+
+// The cached operands of a grid; the holder is null if there are none.
+inline GridPlan cached_grid(PyObject* encoding, const Tensor& x, int dtype) {
+  for (const GridPlan& cached : grids) {
+    if (is_for(cached, encoding, x, dtype)) return cached;
+  }
+  return {};
+}
+
+// Gets the operands of a grid for x and caches them. The holder is null if the encoding is not a grid over dimensions
+// of x, or if there is an exception.
+inline GridPlan new_grid(PyObject* encoding, PyObject* object, const Tensor& x, int dtype) {
+  GridPlan made{encoding, nullptr, x.rank, dtype, {}, 0, 0, 0, nullptr, nullptr};
+  for (int32_t d = 0; d < x.rank; ++d) made.sizes[d] = x.sizes[d];
+  PyObject* found = PyObject_CallFunctionObjArgs(python.grid_of, encoding, object, nullptr);
+  if (found != nullptr && PyTuple_Check(found) && PyTuple_GET_SIZE(found) == 6) {
+    const auto at = [found](Py_ssize_t k) { return PyTuple_GET_ITEM(found, k); };
+    made.words = static_cast<const int64_t*>(PyLong_AsVoidPtr(at(1)));
+    made.n_words = PyLong_AsLongLong(at(2));
+    made.values = PyLong_AsVoidPtr(at(3));
+    made.n_values = PyLong_AsLongLong(at(4));
+    made.batch = PyLong_AsLongLong(at(5));
+  }
+  if (PyErr_Occurred() != nullptr || made.words == nullptr) {
+    Py_XDECREF(found);
+    return {};
+  }
+  made.holder = found;
+  Py_INCREF(encoding);
+  GridPlan& slot = grids[next_grid];
+  next_grid = (next_grid + 1) % kGrids;
+  const GridPlan old = slot;
+  slot = made;
+  Py_XDECREF(old.encoding);
+  Py_XDECREF(old.holder);
+  return made;
+}
+
 // The arguments of `add` in the order of its signature, without out.
 enum Argument {
   kX,
@@ -197,9 +255,8 @@ inline bool is_int(PyObject* value, long wanted) {
 inline bool is_plain(PyObject* given) {
   const auto at = [given](Argument argument) { return PyTuple_GET_ITEM(given, argument); };
   const bool plain = at(kSeed) == Py_None && at(kGrid) == Py_None && PyFloat_CheckExact(at(kScale)) &&
-                     PyFloat_CheckExact(at(kAlpha)) && PyFloat_CheckExact(at(kDropout)) &&
-                     PyFloat_AS_DOUBLE(at(kDropout)) == 0.0 && is_int(at(kSeqDim), -2) && is_int(at(kChannelDim), -1) &&
-                     is_int(at(kExtra), 0);
+                     PyFloat_CheckExact(at(kDropout)) && PyFloat_AS_DOUBLE(at(kDropout)) == 0.0 &&
+                     is_int(at(kSeqDim), -2) && is_int(at(kChannelDim), -1) && is_int(at(kExtra), 0);
   PyErr_Clear();  // raised for an int that does not fit long
   return plain;
 }
@@ -263,13 +320,18 @@ inline int64_t count_elements(const Tensor& t) {
   return elements;
 }
 
+// The sinpe_dtype of a floating-point tensor; -1 for any other.
+inline int float_type(const Tensor& t) {
+  if (t.kind == kFloat && t.bits == 32) return SINPE_FLOAT32;
+  if (t.kind == kFloat && t.bits == 64) return SINPE_FLOAT64;
+  if (t.kind == kFloat && t.bits == 16) return SINPE_FLOAT16;
+  return t.kind == kBfloat && t.bits == 16 ? SINPE_BFLOAT16 : -1;
+}
+
 // The sinpe_dtype of a small contiguous floating-point tensor of two or more dimensions; -1 for any other.
 inline int dtype_of(PyObject* object, Tensor* t) {
   if (!describe(object, t) || t->rank < 2 || t->rank > SINPE_MAX_RANK || count_elements(*t) < 0) return -1;
-  if (t->kind == kFloat && t->bits == 32) return SINPE_FLOAT32;
-  if (t->kind == kFloat && t->bits == 64) return SINPE_FLOAT64;
-  if (t->kind == kFloat && t->bits == 16) return SINPE_FLOAT16;
-  return t->kind == kBfloat && t->bits == 16 ? SINPE_BFLOAT16 : -1;
+  return float_type(*t);
 }
 
 inline bool are_alike(const Tensor& a, const Tensor& b) {
@@ -340,8 +402,29 @@ inline bool set_positions(PyObject* object, bool are_starts, int64_t own_start, 
   return true;
 }
 
+// Sets alpha, a float or a floating-point tensor of shape () or (1,) apart from the result, which has `bytes` bytes.
+inline bool set_alpha(PyObject* object, int64_t bytes, sinpe_add_arguments* a) {
+  if (PyFloat_CheckExact(object)) {
+    a->alpha = PyFloat_AS_DOUBLE(object);
+    return true;
+  }
+  Tensor t;
+  if (!is_readable(object) || !describe(object, &t) || t.rank > 1 || count_elements(t) != 1) return false;
+  if (float_type(t) < 0 || !is_within_storage(object, t, 1)) return false;
+  const char *at = static_cast<const char*>(t.data), *out = static_cast<const char*>(a->out);
+  if (at + t.bits / 8 > out && at < out + bytes) return false;
+  PyObject* number = PyNumber_Float(object);
+  if (number == nullptr) {
+    clear_runtime_error();
+    return false;
+  }
+  a->alpha = PyFloat_AS_DOUBLE(number);
+  Py_DECREF(number);
+  return true;
+}
+
 // Sets the remaining arguments; returns false if the general path has to be taken.
-inline bool set_rows(PyObject* given, int64_t own_start, sinpe_add_arguments* a) {
+inline bool set_rows(PyObject* given, int64_t own_start, int64_t bytes, sinpe_add_arguments* a) {
   PyObject *start = PyTuple_GET_ITEM(given, kStart), *positions = PyTuple_GET_ITEM(given, kPositions);
   PyObject* mask = PyTuple_GET_ITEM(given, kMask);
   if (PyLong_CheckExact(start)) {
@@ -358,7 +441,24 @@ inline bool set_rows(PyObject* given, int64_t own_start, sinpe_add_arguments* a)
     a->padding_mask = static_cast<const uint8_t*>(t.data);
   }
   a->scale = PyFloat_AS_DOUBLE(PyTuple_GET_ITEM(given, kScale));
-  a->alpha = PyFloat_AS_DOUBLE(PyTuple_GET_ITEM(given, kAlpha));
+  return set_alpha(PyTuple_GET_ITEM(given, kAlpha), bytes, a);
+}
+
+// Makes the points of a grid the rows; returns false if there are arguments other than x, the encoding and scale.
+inline bool set_grid(PyObject* given, int64_t batch, sinpe_add_arguments* a) {
+  PyObject* alpha = PyTuple_GET_ITEM(given, kAlpha);
+  if (!is_int(PyTuple_GET_ITEM(given, kStart), 0) || PyTuple_GET_ITEM(given, kPositions) != Py_None ||
+      PyTuple_GET_ITEM(given, kMask) != Py_None || !PyFloat_CheckExact(alpha) || PyFloat_AS_DOUBLE(alpha) != 1.0) {
+    PyErr_Clear();  // raised for an int that does not fit long
+    return false;
+  }
+  const int64_t dim = a->sizes[3], points = a->sizes[0] * a->sizes[1] * a->sizes[2] / batch;
+  a->rank = 3;
+  a->sizes[0] = batch, a->sizes[1] = points, a->sizes[2] = dim;
+  a->x_strides[0] = a->out_strides[0] = points * dim;
+  a->x_strides[1] = a->out_strides[1] = dim;
+  a->x_strides[2] = a->out_strides[2] = 1;
+  a->scale = PyFloat_AS_DOUBLE(PyTuple_GET_ITEM(given, kScale));
   return true;
 }
 
@@ -380,13 +480,17 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (dtype < 0) Py_RETURN_NONE;
   PyObject* encoding = PyTuple_GET_ITEM(given, kEncoding);
   Plan plan = cached_plan(encoding, x.sizes[x.rank - 1]);
-  if (plan.holder == nullptr) {
+  GridPlan grid{};
+  if (plan.holder == nullptr) grid = cached_grid(encoding, x, dtype);
+  if (plan.holder == nullptr && grid.holder == nullptr) {
     plan = new_plan(encoding, x.sizes[x.rank - 1]);
-    if (plan.holder == nullptr) return use_general_path();
+    if (plan.holder == nullptr && PyErr_Occurred() == nullptr) grid = new_grid(encoding, object, x, dtype);
+    if (plan.holder == nullptr && grid.holder == nullptr) return use_general_path();
     dtype = dtype_of(object, &x);  // again: other threads may have run in between
-    if (dtype < 0) Py_RETURN_NONE;
+    if (dtype < 0 || (grid.holder != nullptr && !is_for(grid, encoding, x, dtype))) Py_RETURN_NONE;
   }
-  Py_INCREF(plan.holder);
+  PyObject* const holder = plan.holder != nullptr ? plan.holder : grid.holder;
+  Py_INCREF(holder);
   result = is_new ? PyObject_CallOneArg(python.empty_like, object) : Py_NewRef(result);
   const int64_t elements = count_elements(x), size = elements * (x.bits / 8);
   const auto distance = [&] { return static_cast<char*>(out.data) - static_cast<char*>(x.data); };
@@ -396,9 +500,14 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   bool done = false;
   if (fits) {
     sinpe_add_arguments a = arguments_of(x, out, dtype);
-    done = set_rows(given, plan.start, &a) && sinpe_add(plan.plan, plan.n_words, &a) == SINPE_OK;
+    if (grid.holder != nullptr) {
+      done = set_grid(given, grid.batch, &a) &&
+             sinpe_add_grid(grid.words, grid.n_words, grid.values, grid.n_values, &a) == SINPE_OK;
+    } else {
+      done = set_rows(given, plan.start, size, &a) && sinpe_add(plan.plan, plan.n_words, &a) == SINPE_OK;
+    }
   }
-  Py_DECREF(plan.holder);
+  Py_DECREF(holder);
   if (!done) {
     if (result == nullptr) return nullptr;
     Py_DECREF(result);

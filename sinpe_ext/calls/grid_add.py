@@ -348,10 +348,3 @@ def _dim_and_starts(x: Tensor, channel_dim: Any, encoding: Any, width: int) -> t
             f"{error} (x of shape {tuple(x.shape)} has {width} channels in its dimension {channel_dim}; channel_dim "
             "says where they are)"
         ) from None
-
-
-def add_of(given: AddArguments, part: Part | None = None, is_flat: bool | None = None) -> SequenceAdd:
-    """The call for these arguments."""
-    if is_flat is None and given.is_sequence():
-        return SequenceAdd(given, part)
-    return GridAdd(given, part, is_flat)

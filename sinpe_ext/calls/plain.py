@@ -23,6 +23,9 @@ from ..ops.packed_plan import pack_plan, pack_plan_cpu
 from ..ops.rows import ADD, ADD_OUT, ENCODE, TABLE, TABLE_OUT
 from ..runtime import observers
 from ..runtime.observers import device_checks_requested, is_intercepted
+from . import grid_rows
+from .grid_add import GridAdd
+from .rows import AddArguments
 
 MAX_START = 2**62  # a CUDA kernel cannot raise an error for positions beyond int64
 POSITION_DTYPES = torch.float32, torch.int64, torch.float64
@@ -56,6 +59,23 @@ def _plan(given: Any, dim: int) -> tuple[Tensor, int, int, int] | None:
     return packed_plan, packed_plan.data_ptr(), packed_plan.numel(), encoding.start
 
 
+def _grid(given: Any, x: Tensor) -> tuple[Any, int, int, int, int, int] | None:
+    """The operands of a grid whose axes are dimensions of x, all from 0 on: (the tensors, address and number of
+    elements of the packed grid, the same of the rows of its axes, number of samples)."""
+    try:
+        if not checks.is_grid(given):
+            return None
+        call = GridAdd(AddArguments(x, given))
+    except (TypeError, ValueError, RuntimeError):  # the general path raises it again
+        return None
+    if call.is_single_encoding or call.form.is_flat or call.is_empty or not call._is_exact():
+        return None
+    lengths = tuple(call.form.lengths)
+    packed = grid_rows.pack_grid(call.grid, lengths, False, x.device)
+    rows = grid_rows.values(call.grid, lengths, call.starts, call.acc, x.device, 1.0, False)
+    return (packed, rows), packed.data_ptr(), packed.numel(), rows.data_ptr(), rows.numel(), call.form.batch
+
+
 def _set_up(module: Any) -> bool:
     """Passes the Python objects that `csrc/pybind/small_calls.h` needs to the module `_core`; returns whether it can be
     used."""
@@ -69,7 +89,7 @@ def _set_up(module: Any) -> bool:
     global _is_intercepted
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     conditions = observers.CONDITIONS, observers.VARIABLES, is_intercepted
-    is_usable: bool = exchange is not None and module.set_up(exchange, Tensor, *of_torch, *conditions, _plan)
+    is_usable: bool = exchange is not None and module.set_up(exchange, Tensor, *of_torch, *conditions, _plan, _grid)
     if is_usable:
         _is_intercepted = module.is_intercepted
     return is_usable
@@ -128,7 +148,6 @@ def _add_by_operator(given: tuple[Any, ...], out: Any) -> Tensor | None:
         or abs(start) >= MAX_START
         or type(scale) is not float
         or type(alpha) is not float
-        or alpha != 1.0
         or type(dropout) is not float
         or dropout != 0.0
         or type(seq_dim) is not int
@@ -151,7 +170,8 @@ def _add_by_operator(given: tuple[Any, ...], out: Any) -> Tensor | None:
     if encoding is None:
         return None
     try:
-        operands: tuple[Any, ...] = x, pack_plan(encoding, x.device), None, None, None, None, start, False, scale, 0, []
+        factor = None if alpha == 1.0 else torch.full((), alpha, dtype=torch.float64, device="cpu")
+        operands: Any = x, pack_plan(encoding, x.device), None, None, factor, None, start, False, scale, 0, []
         if out is None:
             return ADD.direct(*operands) if x.is_cpu else ADD.direct_cuda(*operands)
         if not _is_same_or_disjoint(x, out):

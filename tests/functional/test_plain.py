@@ -71,7 +71,6 @@ OTHERS = [
     {"start": True},
     {"start": 2**63 - 1},
     {"scale": 2},
-    {"alpha": torch.tensor(0.5)},
     {"dropout": 0.5, "seed": 1},
     {"dropout": 1.0},
     {"seed": 1},
@@ -158,6 +157,133 @@ def test_positions_starts_and_masks_in_tensors(arguments, dtype, monkeypatch) ->
             assert sinpe.add_(same, alpha=0.5, **arguments) is same
             for got in (sinpe.add(given, alpha=0.5, **arguments), out, same):
                 assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+
+
+ALPHAS = {
+    "float32": torch.tensor(0.7),
+    "one element": torch.tensor([-0.3]),
+    "float64": torch.tensor(1e-300, dtype=torch.float64),
+    "bfloat16": torch.tensor(0.7, dtype=torch.bfloat16),
+    "float16": torch.tensor([float("nan")], dtype=torch.float16),
+    "a view": torch.arange(5.0)[3:4],
+    "a parameter's data": torch.nn.Parameter(torch.ones(1)).detach(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ALPHAS)
+def test_alpha_in_a_tensor(name, dtype, monkeypatch) -> None:
+    if loader.small_calls(plain._set_up) is None:
+        pytest.skip("the install has no _core")
+    x, alpha = some(dtype), ALPHAS[name]
+    want = add_general(x, monkeypatch, alpha=alpha, scale=1.5)
+    monkeypatch.setattr(functional, "add_call", fail_general)
+    out, same = torch.full_like(x, float("nan")), x.clone()
+    assert sinpe.add(x, alpha=alpha, scale=1.5, out=out) is out
+    assert sinpe.add_(same, alpha=alpha, scale=1.5) is same
+    for got in (sinpe.add(x, alpha=alpha, scale=1.5), out, same):
+        assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    "alpha",
+    [
+        torch.tensor(1),
+        torch.tensor(0.5, requires_grad=True),
+        torch.tensor([0.5, 0.5]),
+        torch.tensor([[0.5]]),
+        torch._neg_view(torch.tensor(0.5)),
+        torch.tensor(0.5, device="meta"),
+        torch.tensor(0.5 + 1j),
+        0.5 + 0j,
+        1,
+        True,
+    ],
+    ids=repr,
+)
+def test_other_alphas_take_the_general_path(alpha, monkeypatch) -> None:
+    monkeypatch.setattr(functional, "add_call", fail_general)
+    with pytest.raises(AssertionError, match="general path taken"):
+        sinpe.add(some(), alpha=alpha)
+
+
+def test_alpha_in_the_memory_of_the_result_is_refused() -> None:
+    x = some()
+    for alpha in (x[0, 0, :1], x[1, 2, 7]):
+        with pytest.raises(RuntimeError, match=r"alpha: expected memory apart from the tensor that is written to"):
+            sinpe.add_(x, alpha=alpha)
+    alpha = x[0, 0, :1]
+    assert torch.equal(sinpe.add(x, alpha=alpha), sinpe.add(x, alpha=float(alpha)))
+
+
+GRIDS = {
+    "mae2d": ("mae2d", (2, 3, 4, 16)),
+    "detr2d": ("detr2d", (1, 5, 2, 16)),
+    "three axes": ("monai3d", (2, 3, 4, 2, 24)),
+    "one axis of length 1": ("mae2d", (2, 1, 4, 16)),
+    "blocks with a rest": (sinpe.GridEncoding((sinpe.Encoding(6), sinpe.Encoding(4, start=-3)), dim=13), (2, 3, 4, 13)),
+    "starts of the axes": (sinpe.GridEncoding((sinpe.Encoding(8, start=7), sinpe.Encoding(8))), (2, 3, 4, 16)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", GRIDS)
+def test_small_grids(name, dtype, monkeypatch) -> None:
+    if loader.small_calls(plain._set_up) is None:
+        pytest.skip("the install has no _core")
+    encoding, shape = GRIDS[name]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    want = add_general(x, monkeypatch, encoding=encoding, scale=0.5)
+    monkeypatch.setattr(functional, "add_call", fail_general)
+    for _ in range(2):  # the second time with cached operands
+        out, same = torch.full_like(x, float("nan")), x.clone()
+        assert sinpe.add(x, encoding, scale=0.5, out=out) is out and sinpe.add_(same, encoding, scale=0.5) is same
+        for got in (sinpe.add(x, encoding, scale=0.5), out, same):
+            assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+
+
+def test_small_grids_of_changing_sizes(monkeypatch) -> None:
+    """More than the cache holds; sizes with the same number of points; the same object for two dtypes."""
+    if loader.small_calls(plain._set_up) is None:
+        pytest.skip("the install has no _core")
+    grid = sinpe.convention("mae2d", 8)
+    shapes = [(2, 3, 4, 8), (2, 4, 3, 8), (2, 12, 1, 8), (3, 2, 4, 8), *((1, n, 2, 8) for n in range(1, 9))]
+    for shape in shapes * 2:
+        for dtype in (torch.float32, torch.float16):
+            x = torch.randn(shape).to(dtype)
+            with monkeypatch.context() as patched:
+                want = add_general(x, patched, encoding=grid)
+            assert torch.equal(sinpe.add(x, grid), want)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"start": 1},
+        {"start": (1, 2)},
+        {"start": torch.tensor([1, 2])},
+        {"padding_mask": torch.zeros(3, 4, dtype=torch.bool)},
+        {"positions": torch.zeros(3, 4, 2)},
+        {"alpha": 0.5},
+        {"alpha": torch.tensor(0.5)},
+        {"dropout": 0.5},
+        {"grid_shape": (3, 4)},
+        {"extra_tokens": 1},
+        {"channel_dim": 1},
+        {"seq_dim": 1},
+    ],
+    ids=lambda arguments: "-".join(arguments),
+)
+def test_other_calls_with_a_grid_take_the_general_path(arguments, monkeypatch) -> None:
+    x, grid = torch.randn(2, 3, 4, 8), sinpe.convention("mae2d", 8)
+    sinpe.add(x, grid)
+    monkeypatch.setattr(functional, "add_call", fail_general)
+    with pytest.raises(AssertionError, match="general path taken"):
+        sinpe.add(x, grid, **arguments)
+    with pytest.raises(AssertionError, match="general path taken"):
+        sinpe.add(x.movedim(1, 2), grid)  # not contiguous
+    with pytest.raises(AssertionError, match="general path taken"):
+        sinpe.add(x.requires_grad_(), grid)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])

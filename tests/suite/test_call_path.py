@@ -7,13 +7,15 @@ import pytest
 
 from sinpe_ext.backend import loader
 
-LIMITS = {  # functions and files, as measured on 2026-11-24; may only be lowered
+LIMITS = {  # functions and files, as measured on 2026-11-27; may only be lowered
     "add": (2, 2),
     "add positions": (2, 2),
-    "add positions, large": (48, 15),
+    "add positions, large": (45, 14),
     "add padding_mask": (2, 2),
-    "add dropout": (46, 18),
-    "add dropout gradient": (51, 19),
+    "add dropout": (44, 17),
+    "add dropout gradient": (47, 19),
+    "add grid": (2, 2),
+    "add out": (2, 2),
     "embed": (5, 4),
     "table": (4, 4),
     "encode": (2, 2),
