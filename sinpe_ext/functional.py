@@ -19,6 +19,7 @@ from .encodings import in_graph
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
 from .runtime.parallel import is_dtensor
+from .runtime.tracing import refuse_jit_trace
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -329,6 +330,7 @@ for _function in (table, encode, add, add_, embed):
 
 def add_call(given: AddArguments) -> Any:
     """Checks the arguments of `add` and returns the call object for the kind of x: plain, DTensor or jagged."""
+    refuse_jit_trace()
     if _is_compiling():
         given = given._replace(encoding=in_graph.constant(given.encoding))
     if type(given.x) is not Tensor:
@@ -338,6 +340,8 @@ def add_call(given: AddArguments) -> Any:
             return ShardedAdd(given)
         if jagged.is_jagged(given.x):
             return jagged.JaggedAdd(given)
+    if isinstance(given.encoding, str):
+        checks.check_x(given.x)  # before the name, by which the class is chosen
     return SequenceAdd(given) if given.is_sequence() else GridAdd(given)
 
 

@@ -283,8 +283,9 @@ struct RangeRun<InSingle, kConsecutive> {
     return fast_range.phase_error * (kConsecutive ? 32.0f : magnitude(static_cast<float>(p.i)));
   }
   SINPE_HD SampleRange at(Position p, const Amplitude& amplitude, float error) {
-    // As above, but y has 3.5u: the conversion, the constant, the product and the sum.
-    constexpr float kRelative = 0x1.cp-22f;  // 7u
+    // As above, but y has 3.5u: the conversion, the constant, the product and the sum. And 2u more, so that the range
+    // also contains the float32 value of InSingle, which need not be the nearest one.
+    constexpr float kRelative = 0x1.2p-21f;  // 9u
     if (!kConsecutive) phase = static_cast<uint64_t>(p.i) * step;
     // The upper half rounded to nearest, so that the sum with the signed lower half is not small because of
     // cancellation.

@@ -54,7 +54,7 @@ struct Names {
 };
 inline Names names{};
 
-// set_up(exchange, tensor, empty_like, is_lazy, is_grad_enabled, is_inference_mode, increment_version, questions,
+// set_up(exchange, tensor, empty_like, is_lazy, is_grad_enabled, is_inference_mode, increment_version, conditions,
 // variables, is_intercepted, plan_of, grid_of): a capsule with DLPack's exchange functions, torch.Tensor, functions of torch,
 // and from sinpe_ext the conditions under which calls are intercepted and the function that returns the plan of an
 // encoding, and the one that returns the operands of a grid. Returns whether the exchange functions can be used.
@@ -124,6 +124,12 @@ inline int is_intercepted() {
   return answer == nullptr ? -1 : answer != Py_False;
 }
 
+// Releases an object at the end of a block.
+struct Reference {
+  PyObject* object;
+  ~Reference() { Py_XDECREF(object); }
+};
+
 constexpr int64_t kOwnDim = 0;  // stands for the encoding's number of channels, in calls that give none
 
 // Cache of the plans of the last encodings, by the object that was given and the number of channels; holds a reference
@@ -137,10 +143,14 @@ constexpr int kPlans = 32;
 inline Plan plans[kPlans];
 inline int next_plan = 0;
 
+// The plans and grids below are returned with a new reference to their holder.
+
 // The cached plan of an encoding; its holder is null if there is none.
 inline Plan cached_plan(PyObject* encoding, int64_t dim) {
   for (const Plan& cached : plans) {
-    if (cached.encoding == encoding && cached.dim == dim) return cached;
+    if (cached.encoding != encoding || cached.dim != dim) continue;
+    Py_XINCREF(cached.holder);
+    return cached;
   }
   return {};
 }
@@ -163,6 +173,7 @@ inline Plan new_plan(PyObject* encoding, int64_t dim) {
     return {};
   }
   Py_INCREF(encoding);
+  Py_INCREF(found);  // before the old objects are released, which may run code that uses the cache
   Plan& slot = plans[next_plan];
   next_plan = (next_plan + 1) % kPlans;
   const Plan old = slot;
@@ -195,7 +206,9 @@ inline bool is_for(const GridPlan& grid, PyObject* encoding, const Tensor& x, in
 // The cached operands of a grid; the holder is null if there are none.
 inline GridPlan cached_grid(PyObject* encoding, const Tensor& x, int dtype) {
   for (const GridPlan& cached : grids) {
-    if (is_for(cached, encoding, x, dtype)) return cached;
+    if (!is_for(cached, encoding, x, dtype)) continue;
+    Py_XINCREF(cached.holder);
+    return cached;
   }
   return {};
 }
@@ -220,6 +233,7 @@ inline GridPlan new_grid(PyObject* encoding, PyObject* object, const Tensor& x, 
   }
   made.holder = found;
   Py_INCREF(encoding);
+  Py_INCREF(found);
   GridPlan& slot = grids[next_grid];
   next_grid = (next_grid + 1) % kGrids;
   const GridPlan old = slot;
@@ -228,6 +242,8 @@ inline GridPlan new_grid(PyObject* encoding, PyObject* object, const Tensor& x, 
   Py_XDECREF(old.holder);
   return made;
 }
+
+inline PyTypeObject* tensor_type() { return reinterpret_cast<PyTypeObject*>(python.tensor); }
 
 // The arguments of `add` in the order of its signature, without out.
 enum Argument {
@@ -255,6 +271,7 @@ inline bool is_int(PyObject* value, long wanted) {
 inline bool is_plain(PyObject* given) {
   const auto at = [given](Argument argument) { return PyTuple_GET_ITEM(given, argument); };
   const bool plain = at(kSeed) == Py_None && at(kGrid) == Py_None && PyFloat_CheckExact(at(kScale)) &&
+                     (PyFloat_CheckExact(at(kAlpha)) || Py_TYPE(at(kAlpha)) == tensor_type()) &&
                      PyFloat_CheckExact(at(kDropout)) && PyFloat_AS_DOUBLE(at(kDropout)) == 0.0 &&
                      is_int(at(kSeqDim), -2) && is_int(at(kChannelDim), -1) && is_int(at(kExtra), 0);
   PyErr_Clear();  // raised for an int that does not fit long
@@ -444,14 +461,18 @@ inline bool set_rows(PyObject* given, int64_t own_start, int64_t bytes, sinpe_ad
   return set_alpha(PyTuple_GET_ITEM(given, kAlpha), bytes, a);
 }
 
-// Makes the points of a grid the rows; returns false if there are arguments other than x, the encoding and scale.
-inline bool set_grid(PyObject* given, int64_t batch, sinpe_add_arguments* a) {
+// Whether x, the encoding and scale are the only arguments, as is required for a grid.
+inline bool is_bare(PyObject* given) {
   PyObject* alpha = PyTuple_GET_ITEM(given, kAlpha);
-  if (!is_int(PyTuple_GET_ITEM(given, kStart), 0) || PyTuple_GET_ITEM(given, kPositions) != Py_None ||
-      PyTuple_GET_ITEM(given, kMask) != Py_None || !PyFloat_CheckExact(alpha) || PyFloat_AS_DOUBLE(alpha) != 1.0) {
-    PyErr_Clear();  // raised for an int that does not fit long
-    return false;
-  }
+  const bool bare = is_int(PyTuple_GET_ITEM(given, kStart), 0) && PyTuple_GET_ITEM(given, kPositions) == Py_None &&
+                    PyTuple_GET_ITEM(given, kMask) == Py_None && PyFloat_CheckExact(alpha) &&
+                    PyFloat_AS_DOUBLE(alpha) == 1.0;
+  PyErr_Clear();  // raised for an int that does not fit long
+  return bare;
+}
+
+// Makes the points of a grid the rows.
+inline void set_grid(PyObject* given, int64_t batch, sinpe_add_arguments* a) {
   const int64_t dim = a->sizes[3], points = a->sizes[0] * a->sizes[1] * a->sizes[2] / batch;
   a->rank = 3;
   a->sizes[0] = batch, a->sizes[1] = points, a->sizes[2] = dim;
@@ -459,7 +480,6 @@ inline bool set_grid(PyObject* given, int64_t batch, sinpe_add_arguments* a) {
   a->x_strides[1] = a->out_strides[1] = dim;
   a->x_strides[2] = a->out_strides[2] = 1;
   a->scale = PyFloat_AS_DOUBLE(PyTuple_GET_ITEM(given, kScale));
-  return true;
 }
 
 // small_add(given, out) -> out, a new tensor if out is None; or None for unsupported arguments.
@@ -480,17 +500,19 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (dtype < 0) Py_RETURN_NONE;
   PyObject* encoding = PyTuple_GET_ITEM(given, kEncoding);
   Plan plan = cached_plan(encoding, x.sizes[x.rank - 1]);
+  const bool may_be_grid = plan.holder == nullptr && is_bare(given);
   GridPlan grid{};
-  if (plan.holder == nullptr) grid = cached_grid(encoding, x, dtype);
-  if (plan.holder == nullptr && grid.holder == nullptr) {
-    plan = new_plan(encoding, x.sizes[x.rank - 1]);
-    if (plan.holder == nullptr && PyErr_Occurred() == nullptr) grid = new_grid(encoding, object, x, dtype);
-    if (plan.holder == nullptr && grid.holder == nullptr) return use_general_path();
+  if (may_be_grid) grid = cached_grid(encoding, x, dtype);
+  const bool is_fresh = plan.holder == nullptr && grid.holder == nullptr;
+  if (is_fresh) plan = new_plan(encoding, x.sizes[x.rank - 1]);
+  if (is_fresh && may_be_grid && plan.holder == nullptr && PyErr_Occurred() == nullptr)
+    grid = new_grid(encoding, object, x, dtype);
+  const Reference holder{plan.holder != nullptr ? plan.holder : grid.holder};
+  if (holder.object == nullptr) return use_general_path();
+  if (is_fresh) {
     dtype = dtype_of(object, &x);  // again: other threads may have run in between
     if (dtype < 0 || (grid.holder != nullptr && !is_for(grid, encoding, x, dtype))) Py_RETURN_NONE;
   }
-  PyObject* const holder = plan.holder != nullptr ? plan.holder : grid.holder;
-  Py_INCREF(holder);
   result = is_new ? PyObject_CallOneArg(python.empty_like, object) : Py_NewRef(result);
   const int64_t elements = count_elements(x), size = elements * (x.bits / 8);
   const auto distance = [&] { return static_cast<char*>(out.data) - static_cast<char*>(x.data); };
@@ -501,13 +523,12 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (fits) {
     sinpe_add_arguments a = arguments_of(x, out, dtype);
     if (grid.holder != nullptr) {
-      done = set_grid(given, grid.batch, &a) &&
-             sinpe_add_grid(grid.words, grid.n_words, grid.values, grid.n_values, &a) == SINPE_OK;
+      set_grid(given, grid.batch, &a);
+      done = sinpe_add_grid(grid.words, grid.n_words, grid.values, grid.n_values, &a) == SINPE_OK;
     } else {
       done = set_rows(given, plan.start, size, &a) && sinpe_add(plan.plan, plan.n_words, &a) == SINPE_OK;
     }
   }
-  Py_DECREF(holder);
   if (!done) {
     if (result == nullptr) return nullptr;
     Py_DECREF(result);
@@ -559,14 +580,13 @@ inline PyObject* encode(PyObject*, PyObject* const* items, Py_ssize_t count) {
   };
   if (!positions()) Py_RETURN_NONE;
   Plan plan = cached_plan(encoding, kOwnDim);
-  if (plan.holder == nullptr) {
-    plan = new_plan(encoding, kOwnDim);
-    if (plan.holder == nullptr) return use_general_path();
-    if (!positions()) Py_RETURN_NONE;  // again: other threads may have run in between
-  }
+  const bool is_fresh = plan.holder == nullptr;
+  if (is_fresh) plan = new_plan(encoding, kOwnDim);
+  const Reference holder{plan.holder};
+  if (holder.object == nullptr) return use_general_path();
+  if (is_fresh && !positions()) Py_RETURN_NONE;  // again: other threads may have run in between
   const int64_t dim = sinpe_plan_dim(plan.plan, plan.n_words);
   if (count_elements(t) > kMaxElements / dim) Py_RETURN_NONE;
-  Py_INCREF(plan.holder);
   PyObject* result = new_rows(object, t, dim, items[2]);
   sinpe_dtype type;
   const int dtype = result == nullptr ? -1 : dtype_of(result, &out);
@@ -574,7 +594,6 @@ inline PyObject* encode(PyObject*, PyObject* const* items, Py_ssize_t count) {
                     is_within_storage(object, t, count_elements(t)) && count_elements(out) == count_elements(t) * dim &&
                     sinpe_encode(plan.plan, plan.n_words, t.data, type, count_elements(t),
                                  static_cast<sinpe_dtype>(dtype), out.data, dim) == SINPE_OK;
-  Py_DECREF(plan.holder);
   if (done) return result;
   Py_XDECREF(result);
   return use_general_path();

@@ -20,7 +20,6 @@ from ..reference.operands import Add
 from ..reference.tiles import accumulation
 from ..runtime import observers
 from ..runtime.observers import is_functional, needs_operations
-from ..runtime.tracing import refuse_jit_trace
 from .rows import AddArguments, Form, RowsCall, cached_by_value
 
 _is_compiling = torch.compiler.is_compiling
@@ -63,7 +62,6 @@ class SequenceAdd(RowsCall):
         self.rng_offsets = form.rng_offsets(shape, part) if self.drop_threshold else []
 
     def _set_x(self, x: Any) -> None:
-        refuse_jit_trace()
         checks.check_x(x)
         self.x: Tensor = x
         self.device, self.acc = x.device, accumulation(x.dtype)
@@ -141,12 +139,16 @@ class SequenceAdd(RowsCall):
         """The operands of the operator `add` for x in canonical form."""
         plan = pack_plan(self.encoding, self.device) if packed_plan is None else packed_plan
         with_x = self.positions, self.padding_mask, self.alpha_or_none(), self.seed
-        return Add(x, plan, *with_x, self.start, self.are_starts, self.scale, self.drop_threshold, self.rng_offsets)
+        rng_offsets = self.rng_offsets if self.drop_threshold else []
+        return Add(x, plan, *with_x, self.start, self.are_starts, self.scale, self.drop_threshold, rng_offsets)
 
     # By the operator, which chooses between kernel and reference, with and without autograd.
 
     def _by_operator(self) -> Tensor:
-        return self.form.restored(ADD(*self.operands(self.form.canonical(self.x))))
+        x = self.x
+        if not self.needs_grad(x) and not (self.form.is_canonical and x.is_contiguous()):
+            return self.run()  # the strides of torch.empty_like
+        return self.form.restored(ADD(*self.operands(self.form.canonical(x))))
 
     def _differentiable_in_place(self) -> Tensor:
         return AddInPlace.apply(*self.operands(self.x), self.form, lambda: self.run(self.x))

@@ -21,7 +21,7 @@ from ..checks.part import Part, refuse_in_context_parallel
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding, Piece
 from ..ops.packed_plan import pack_plan
-from ..ops.rows import ADD_GRID_OUT, ADD_OUT, DROPOUT
+from ..ops.rows import ADD, ADD_GRID_OUT, ADD_OUT, DROPOUT
 from ..reference.operands import Add, AddGrid, Dropout
 from ..reference.tiles import arranged
 from . import grid_gradient, grid_rows
@@ -283,9 +283,11 @@ class GridAdd(SequenceAdd):
         return [base + first * steps[-1], *steps[:-1], step * steps[-1]]
 
     def _by_operator(self) -> Tensor:
+        if not self.needs_grad(self.x):
+            return self.run()
         if self.is_single_encoding and not self.form.extra:
-            return super()._by_operator()
-        return self._differentiable(into_x=False) if self.needs_grad(self.x) else self.run()
+            return self.form.restored(ADD(*self.operands(self.form.canonical(self.x))))
+        return self._differentiable(into_x=False)
 
     def _differentiable_in_place(self) -> Tensor:
         if self.is_single_encoding and not self.form.extra:

@@ -43,7 +43,8 @@ def integer(name: str, value: Any, low: int, high: int, advice: str) -> int:
         return value
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name}: expected int, got {type(value).__name__}; {advice}")
-    refuse_jit_trace()  # where the size of a tensor is a tensor, which would be kept as it is now
+    if hasattr(value, "untyped_storage"):  # the size of a tensor, under torch.jit.trace
+        refuse_jit_trace()
     try:
         number = int(value.__index__())
     except (TypeError, RuntimeError) as error:  # tensors and arrays have __index__, but only integer scalars support it

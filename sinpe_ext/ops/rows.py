@@ -158,7 +158,7 @@ def _add_batched(info: Any, in_dims: Any, *operands: Any) -> tuple[Tensor, int]:
     shared = all(t is None or len(t) == 1 for t in (a.positions, a.padding_mask))
     if a.drop_threshold or not shared or any(isinstance(d, int) for d in others):
         return one_by_one("add")(info, in_dims, *operands)
-    return ADD.op(*a._replace(x=a.x.movedim(of_x, 0))), 0
+    return ADD.op(*a._replace(x=a.x.movedim(of_x, 0), rng_offsets=[])), 0
 
 
 def _add_setup(ctx: Any, inputs: Any, output: Any) -> None:
@@ -321,7 +321,7 @@ ROW_DOTS = Operator(
 
 def _gradients(*operands: Any) -> tuple[Tensor, Tensor]:
     b = AddBackward(*operands)
-    return apply.dropout(b.to_x()), apply.row_dots(decoded(b.plan), b.row_dots())
+    return scaled(b.to_x()), apply.row_dots(decoded(b.plan), b.row_dots())
 
 
 def _gradients_setup(ctx: Any, inputs: Any, output: Any) -> None:

@@ -787,3 +787,10 @@ def test_cached_call_distinguishes_signed_zeros() -> None:
     for scale, negative in ((0.0, True), (-0.0, False), (0.0, True)):
         assert bool(sinpe.add(x, PE, scale=scale, padding_mask=mask).signbit().all()) == negative
         assert bool(sinpe.add(x, PE, scale=scale, padding_mask=mask, dropout=-0.0).signbit().all()) == negative
+
+
+def test_first_invalid_argument_is_named() -> None:
+    with pytest.raises(TypeError, match=r"^x: expected a torch.Tensor, got list"):
+        sinpe.add([1], "nonsense")
+    with pytest.raises(TypeError, match=r"^x: expected a torch.Tensor, got int"):
+        sinpe.add_(3, sinpe.convention("mae2d", 8))

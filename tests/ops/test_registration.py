@@ -105,6 +105,7 @@ def samples(grad: bool) -> dict[str, tuple[str, tuple[Any, ...]]]:
         "encode many": ("encode", (many, words, D, torch.float64)),
         "add": ("add", (x(grad=grad), words, *NONE, 5, False, 1.5, 0, [])),
         "add layout": ("add", (x(grad=grad).transpose(0, 1), words, *NONE, 5, False, 1.0, 0, [])),
+        "add elements": ("add", (x(grad=grad), words, *NONE, 5, False, 1.5, 0, [0, S * D, D, 1])),
         "add expanded": (
             "add", (x(torch.bfloat16, grad)[:1].expand(4, S, D), words, *NONE, 0, False, 1.0, 0, []),
         ),
@@ -206,6 +207,7 @@ def test_fake_results_match_real_ones(case: str) -> None:
 BATCHED = [
     "encode many",
     "add",
+    "add elements",
     "dropout",
     "dropout layout",
     "add all",
