@@ -116,12 +116,10 @@ class SequenceAdd(RowsCall):
         if out is not None and out.is_neg():  # has the negative bit; kernels would write values of the wrong sign
             with torch.no_grad():
                 return out.copy_(self.run())
-        x = self.x
-        if not x.numel() or observers.no_data(self.device):
-            return torch.empty_like(x) if out is None else out
-        target = torch.empty_like(x) if out is None else out
-        with torch.no_grad():
-            self._write(target)
+        target = torch.empty_like(self.x) if out is None else out
+        if self.x.numel() and not observers.no_data(self.device):
+            with torch.no_grad():
+                self._write(target)
         return target
 
     def _write(self, target: Tensor) -> None:

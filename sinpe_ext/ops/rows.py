@@ -321,7 +321,7 @@ ROW_DOTS = Operator(
 
 def _gradients(*operands: Any) -> tuple[Tensor, Tensor]:
     b = AddBackward(*operands)
-    return scaled(b.to_x()), apply.row_dots(decoded(b.plan), b.row_dots())
+    return apply.dropout(b.to_x()), apply.row_dots(decoded(b.plan), b.row_dots())
 
 
 def _gradients_setup(ctx: Any, inputs: Any, output: Any) -> None:
