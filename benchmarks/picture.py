@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sinpe_ext.checks.plots import matplotlib_installed
 from sinpe_ext.cli.outputs import picture_to_write, refused
+from sinpe_ext.plot import matplotlib_installed
 
 from .report import lines_of_sizes, nanoseconds, plural
 

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import checks
-from .calls import jagged, plain, tables
-from .calls.add import SequenceAdd
-from .calls.embed import EmbedCall
-from .calls.grid_add import GridAdd
-from .calls.rows import AddArguments, EmbedArguments
-from .checks import memory
 from .encodings import in_graph
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
-from .runtime.parallel import is_dtensor
-from .runtime.tracing import refuse_jit_trace
+from .encodings.tracing import refuse_jit_trace
+from .encodings.values import is_dtensor
+from .operations import checks, memory, nested, small
+from .operations import table as tables
+from .operations.add import SequenceAdd
+from .operations.embed import EmbedCall
+from .operations.grid_add import GridAdd
+from .operations.records import AddArguments, EmbedArguments, TableArguments
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -90,9 +89,9 @@ def table(
             raise ValueError("device_mesh: expected device and out to stay None with it, got one of them; leave it out")
         from .distributed import rows as sharded_rows
 
-        return sharded_rows.table(table, tables.TableArguments(*given), device_mesh, placements)
-    result = plain.try_table(given)
-    return tables.table(tables.TableArguments(*given)) if result is None else result
+        return sharded_rows.table(table, TableArguments(*given), device_mesh, placements)
+    result = small.try_table(given)
+    return tables.table(TableArguments(*given)) if result is None else result
 
 
 def encode(
@@ -130,7 +129,7 @@ def encode(
     Gradient:
         for float positions, of any order.
     """
-    result = plain.try_encode(positions, encoding, dtype) if dim is None else None
+    result = small.try_encode(positions, encoding, dtype) if dim is None else None
     if result is not None:
         return result
     if _is_compiling():
@@ -139,8 +138,8 @@ def encode(
         from .distributed import rows as sharded_rows
 
         return sharded_rows.encode(encode, positions, encoding, dim, dtype, allow_16bit)
-    if jagged.is_jagged(positions):
-        return jagged.encode(positions, encoding, dim, dtype, allow_16bit)
+    if nested.is_jagged(positions):
+        return nested.encode(positions, encoding, dim, dtype, allow_16bit)
     return tables.encode(positions, encoding, dim, dtype, allow_16bit)
 
 
@@ -216,7 +215,7 @@ def add(
     """
     given = (x, encoding, positions, start, scale, alpha, padding_mask,
              seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens)  # fmt: skip
-    result = plain.try_add(given, out)
+    result = small.try_add(given, out)
     if result is not None:
         return result
     call = add_call(AddArguments(*given))
@@ -262,7 +261,7 @@ def add_(
     """
     given = (x, encoding, positions, start, scale, alpha, padding_mask,
              seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens)  # fmt: skip
-    result = plain.try_add(given, x)
+    result = small.try_add(given, x)
     if result is not None:
         return result
     call = add_call(AddArguments(*given))
@@ -320,7 +319,7 @@ def embed(
     """
     given = (ids, weight, encoding, positions, start, scale, alpha, dropout, seed,
              padding_idx, padding_mask, sparse, encode_padding, seq_dim)  # fmt: skip
-    result = plain.try_embed(given)
+    result = small.try_embed(given)
     return embed_call(EmbedArguments(*given)).result() if result is None else result
 
 
@@ -338,8 +337,8 @@ def add_call(given: AddArguments) -> Any:
             from .distributed.call import ShardedAdd
 
             return ShardedAdd(given)
-        if jagged.is_jagged(given.x):
-            return jagged.JaggedAdd(given)
+        if nested.is_jagged(given.x):
+            return nested.JaggedAdd(given)
     if isinstance(given.encoding, str):
         checks.check_x(given.x)  # before the name, by which the class is chosen
     return SequenceAdd(given) if given.is_sequence() else GridAdd(given)
@@ -349,8 +348,8 @@ def embed_call(given: EmbedArguments) -> Any:
     """Checks the arguments of `embed` and returns the call object for its tensors: plain, DTensor or jagged."""
     if _is_compiling():
         given = given._replace(encoding=in_graph.constant(given.encoding))
-    if type(given.ids) is not Tensor and jagged.is_jagged(given.ids):
-        return jagged.JaggedEmbed(given)
+    if type(given.ids) is not Tensor and nested.is_jagged(given.ids):
+        return nested.JaggedEmbed(given)
     if is_dtensor(given.ids) or is_dtensor(given.weight):
         from .distributed.call import ShardedEmbed
 

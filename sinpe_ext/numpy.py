@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from . import checks, reference
+from . import reference
 from .backend import loader
-from .checks import arrays
+from .encodings import resolve, values
 from .encodings.catalogue import convention, conventions
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding, Piece, lengths_of
@@ -65,21 +65,21 @@ def table(
     Source:
         Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
-    dim = checks.dim_beside(encoding, dim)
-    if checks.is_grid(encoding):
-        made = _grid_table(table, length, checks.grid(encoding, dim), start, arrays.dtype(dtype))
+    dim = resolve.dim_beside(encoding, dim)
+    if resolve.is_grid(encoding):
+        made = _grid_table(table, length, resolve.grid(encoding, dim), start, dtype_name(dtype))
         if out is None:
             return made
-        arrays.output(out, made.shape, arrays.dtype(dtype))
+        check_out(out, made.shape, dtype_name(dtype))
         out[...] = made
         return out
-    plan, name = _constants(encoding, dim), arrays.dtype(dtype)
-    rows = checks.length(length)
-    first = plan.start + checks.start(start)
-    checks.position_range(first, rows)
-    checks.addressable("length", rows, plan.dim, np.dtype(name).itemsize)
+    plan, name = _constants(encoding, dim), dtype_name(dtype)
+    rows = values.length(length)
+    first = plan.start + values.start(start)
+    values.position_range(first, rows)
+    values.addressable("length", rows, plan.dim, np.dtype(name).itemsize)
     if out is not None:
-        arrays.output(out, (rows, plan.dim), name)
+        check_out(out, (rows, plan.dim), name)
     core = _core()
     if core is not None:
         made = core.table(_packed_plan(plan), first - plan.start, rows, name)  # the plan adds its own start
@@ -121,12 +121,12 @@ def encode(
     Accuracy:
         as `sinpe_ext.encode`; float16 is the float32 value, rounded.
     """
-    dim = checks.dim_beside(encoding, dim)
-    if checks.is_grid(encoding):
-        return _grid_encode(encode, arrays.positions(positions), checks.grid(encoding, dim), arrays.dtype(dtype))
-    plan, name = _constants(encoding, dim), arrays.dtype(dtype)
-    checked = arrays.positions(positions)
-    checks.addressable("positions", checked.size, plan.dim, np.dtype(name).itemsize)
+    dim = resolve.dim_beside(encoding, dim)
+    if resolve.is_grid(encoding):
+        return _grid_encode(encode, position_array(positions), resolve.grid(encoding, dim), dtype_name(dtype))
+    plan, name = _constants(encoding, dim), dtype_name(dtype)
+    checked = position_array(positions)
+    values.addressable("positions", checked.size, plan.dim, np.dtype(name).itemsize)
     core = _core()
     if core is not None:
         return core.encode(
@@ -137,7 +137,7 @@ def encode(
 
 def _constants(encoding: Any, dim: int | None) -> Plan:
     """Checks the argument `encoding` and returns its plan."""
-    checked = checks.encoding(encoding, dim)
+    checked = resolve.encoding(encoding, dim)
     if checked.angle != "exact":
         raise ValueError(
             f'encoding: expected angle="exact", got "{checked.angle}"; '
@@ -173,11 +173,11 @@ def _find_core() -> tuple[Any, str]:
 def _grid_table(rows: Rows, length: Any, grid: GridEncoding, start: Any, name: str) -> NDArray[Any]:
     """The table (*length, dim) of a grid, whose pieces are computed by `rows(length, encoding, start=, dtype=)`."""
     lengths = lengths_of("length", length, grid.ndim)
-    starts = checks.one_per_axis(start, grid.ndim)
-    checks.addressable("length", math.prod(lengths), grid.dim, np.dtype(name).itemsize)
+    starts = values.one_per_axis(start, grid.ndim)
+    values.addressable("length", math.prod(lengths), grid.dim, np.dtype(name).itemsize)
     out = np.zeros((*lengths, grid.dim), name)
     for piece, channels in _places(grid, out):
-        made = rows(lengths[piece.axis], piece.encoding, start=checks.start(starts[piece.axis]), dtype=name)
+        made = rows(lengths[piece.axis], piece.encoding, start=values.start(starts[piece.axis]), dtype=name)
         shape = [1] * grid.ndim
         shape[piece.axis] = lengths[piece.axis]
         channels[...] = made.reshape(*shape, piece.encoding.dim)
@@ -202,3 +202,63 @@ def _places(grid: GridEncoding, out: NDArray[Any]) -> Iterator[tuple[Piece, NDAr
     for piece in grid.pieces:
         last = piece.first + (piece.encoding.dim - 1) * piece.step + 1
         yield piece, out[..., piece.first : last : piece.step]
+
+
+DTYPES = ("float32", "float64", "float16")
+
+
+def dtype_name(value: Any) -> str:
+    """Checks that results can have this dtype; returns its name."""
+    try:
+        name = np.dtype(value).name
+    except TypeError:
+        name = str(value)
+    if name in DTYPES:
+        return name
+    why = "; NumPy has no bfloat16 of its own, use sinpe_ext.table" if "bfloat16" in name else "; pass one of these"
+    raise TypeError(f"dtype: expected {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {name}{why}")
+
+
+def check_out(out: Any, shape: tuple[int, ...], name: str) -> None:
+    """Checks `out`: its shape and dtype, that it is writeable, and that no two elements share memory."""
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out: expected a numpy.ndarray, got {type(out).__name__}; pass np.empty({shape}, np.{name})")
+    if out.shape != shape:
+        raise ValueError(f"out: expected shape {shape}, got {out.shape}; pass np.empty({shape}, np.{name})")
+    if out.dtype != np.dtype(name):
+        raise TypeError(f"out: expected {name}, got {out.dtype}; pass np.empty({shape}, np.{name}) or dtype=")
+    if not out.flags.writeable:
+        raise ValueError("out: expected a writeable array, got a read-only one; pass a copy")
+    reach = 0  # bytes spanned by the dimensions with smaller strides
+    for stride, size in sorted(
+        (abs(stride), size) for size, stride in zip(shape, out.strides, strict=True) if size > 1
+    ):
+        if stride < reach + out.itemsize and 0 not in shape:
+            raise ValueError(
+                f"out: expected one memory location for each element, got strides {out.strides} for shape {shape}; "
+                "pass a copy"
+            )
+        reach += (size - 1) * stride
+
+
+def position_array(value: Any) -> NDArray[Any]:
+    """Checks positions; returns them as int64 or as float32/float64 in native byte order."""
+    found = np.asarray(value)
+    kind = found.dtype.kind
+    if not found.size and not hasattr(value, "dtype"):
+        return found.astype(np.int64)  # NumPy makes [] float64
+    if kind == "u" and found.dtype.itemsize == 8 and found.size and found.max() > values.INT64_MAX:
+        raise ValueError(f"positions: expected values within int64, got {found.max()}; pass smaller positions")
+    if kind in "iu":
+        return found.astype(np.int64)
+    if found.dtype == np.float16:
+        raise TypeError(
+            "positions: expected integers or float32/float64, got float16; "
+            "float16 cannot hold integers above 2048 exactly, pass int64 positions"
+        )
+    if kind == "f" and found.dtype.itemsize in (4, 8):
+        return found.astype(found.dtype.newbyteorder("="), copy=False)
+    got = "object, as for integers beyond 64 bits" if kind == "O" else found.dtype
+    raise TypeError(
+        f"positions: expected integers or float32/float64, got {got}; pass int64, float32 or float64 positions"
+    )

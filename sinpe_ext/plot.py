@@ -7,12 +7,15 @@ styled as usual. Tables may be torch tensors, NumPy arrays or nested lists; an `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .checks import plots
+from . import numpy as arrays
+from .encodings import values
 from .encodings.encoding import Encoding
-from .encodings.values import flag
+from .encodings.grid import GridEncoding
+from .encodings.values import flag, integer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +28,9 @@ def __dir__() -> list[str]:
     return list(__all__)
 
 
+MAX_VALUES = 2**26  # of length * dim, half a GiB of float64: far more than any picture has pixels
+AXIS_LIMIT = 2**52  # below it float64, and so an axis, distinguishes half positions
+MAX_DPI = 2400  # 8 x 5 inches at this resolution take 1 GiB
 HALF_ULP_AT_ONE = 2.0**-25  # largest error of one rounding to float32 of a value of magnitude below 1
 # Rows that `similarity` compares with all others: enough to see whether the product depends on the position.
 MAX_ANCHORS = 64
@@ -67,10 +73,10 @@ def heatmap(
         values, extent = values.T, (first - 0.5, first + rows - 0.5, channels - 0.5, -0.5)
     options: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "extent": extent, "cmap": cmap, **imshow}
     if "norm" not in options:
-        peak = plots.finite_peak(values)
+        peak = finite_peak(values)
         options.setdefault("vmin", -peak)
         options.setdefault("vmax", peak)
-    ax = plots.drawn_into(ax)
+    ax = drawn_into(ax)
     image = ax.imshow(values, **options)
     ax.set_xlabel("position" if transpose else "channel")
     ax.set_ylabel("channel" if transpose else "position")
@@ -100,10 +106,10 @@ def curves(
     Raises:
         IndexError: a position outside of the table.
     """
-    plots.one_axis("table", table)
-    wanted = plots.positions(positions)
+    one_axis("table", table)
+    wanted = position_array(positions)
     if isinstance(table, Encoding):
-        plots.drawable("positions", len(wanted), table.dim)
+        drawable("positions", len(wanted), table.dim)
         values = _evaluate(wanted, table)
     else:
         rows, first = _rows("table", table, None, start)
@@ -114,7 +120,7 @@ def curves(
                     f"got {position!r}; pass a longer table, or the Encoding itself"
                 )
         values = rows[[int(position) - first for position in wanted.tolist()]]
-    ax = plots.drawn_into(ax)
+    ax = drawn_into(ax)
     for position, row in zip(wanted.tolist(), values, strict=True):
         ax.plot(row, **{"label": f"{position:g}" if isinstance(position, float) else str(position), **plot})
     ax.set_xlabel("channel")
@@ -160,7 +166,7 @@ def similarity(
         lowest[reach] = np.minimum(lowest[reach], products)
         highest[reach] = np.maximum(highest[reach], products)
     distance = np.arange(rows)
-    ax = plots.drawn_into(ax)
+    ax = drawn_into(ax)
     (line,) = ax.plot(distance, total / count, **plot)
     ax.fill_between(distance, lowest, highest, color=line.get_color(), alpha=0.25, linewidth=0)
     ax.set_xlabel("distance between positions")
@@ -184,14 +190,14 @@ def error(encoding: Encoding, positions: Sequence[int] | None = None, *, ax: Axe
     """
     import numpy as np
 
-    plots.encoding_alone(encoding)
-    where = plots.whole_positions(np.round(np.geomspace(1, 1e7, 128)) if positions is None else positions)
+    encoding_alone(encoding)
+    where = whole_positions(np.round(np.geomspace(1, 1e7, 128)) if positions is None else positions)
     where = np.unique(where) if positions is None else where
-    plots.drawable("positions", len(where), encoding.dim)
+    drawable("positions", len(where), encoding.dim)
     exact = _evaluate(where, encoding.replace(angle="exact"))
     ours = _evaluate(where, encoding, np.float32)
     usual = usual_float32(where, encoding)
-    ax = plots.drawn_into(ax)
+    ax = drawn_into(ax)
     ax.loglog(where, abs(usual - exact).max(axis=1), label="usual float32 formula")
     ax.loglog(where, abs(ours - exact).max(axis=1), label="sinpe_ext, float32")
     ax.axhline(HALF_ULP_AT_ONE * abs(encoding.amplitude), color="0.5", linestyle=":", label="rounding once: $2^{-25}$")
@@ -242,8 +248,154 @@ def _rows(name: str, table: Any, length: int | None, start: int) -> tuple[np.nda
     import numpy as np
 
     if isinstance(table, Encoding):
-        rows = plots.rows_asked(length, table) or 0
-        first = plots.first_position(start, table.start, rows)
+        rows = rows_asked(length, table) or 0
+        first = first_position(start, table.start, rows)
         return _evaluate(np.arange(first, first + rows), table), first
-    values = plots.table(name, table)[: plots.rows_asked(length, None)]
-    return values, plots.first_position(start, 0, len(values))
+    values = table_array(name, table)[: rows_asked(length, None)]
+    return values, first_position(start, 0, len(values))
+
+
+def matplotlib_installed() -> None:
+    """Raises ImportError, with advice, if matplotlib cannot be imported."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"matplotlib: expected it to be installed, got {error}; run `pip install matplotlib`"
+        ) from error
+
+
+def drawn_into(ax: Axes | None) -> Axes:
+    """The given Axes, or pyplot's current Axes for None, which opens a figure: after all checks."""
+    if ax is not None:
+        return ax
+    matplotlib_installed()
+    import matplotlib.pyplot as plt
+
+    return plt.gca()
+
+
+def dpi(value: int) -> int:
+    """Checks the resolution of an image file in dots per inch."""
+    return integer("dpi", value, 1, MAX_DPI, "pass 300, say, or write a .pdf or .svg, which have none")
+
+
+def one_axis(name: str, value: Any) -> None:
+    """Raises TypeError for a grid or a name, which do not determine rows by themselves."""
+    if isinstance(value, (str, GridEncoding)):
+        got = f'the name "{value}"' if isinstance(value, str) else f"a GridEncoding of {value.ndim} axes"
+        raise TypeError(
+            f"{name}: expected an Encoding, a tensor or an array of rows, got {got}; pass convention(name, dim), "
+            "and for a grid sinpe_ext.table((H, W), grid, flatten=True)"
+        )
+
+
+def encoding_alone(value: Any) -> None:
+    """Raises TypeError unless a value is an Encoding."""
+    if not isinstance(value, Encoding):
+        raise TypeError(f"encoding: expected an Encoding, got {values.described(value)}; pass sinpe_ext.Encoding(dim)")
+
+
+def drawable(name: str, rows: int, dim: int) -> None:
+    """Raises ValueError if rows * dim is more than a picture can show."""
+    if rows * dim > MAX_VALUES:
+        raise ValueError(
+            f"{name}: expected at most {MAX_VALUES} values (rows * dim) in a picture, got {rows} * {dim}; "
+            f"{'pass a smaller length' if name == 'length' else 'pass fewer'} or a smaller dim"
+        )
+
+
+def rows_asked(length: Any, encoding: Encoding | None) -> int | None:
+    """Checks `length`, which is required with an Encoding; returns an int or None."""
+    if length is None:
+        if encoding is not None:
+            raise TypeError("length: expected a number of rows with an Encoding, got None; pass length=200, say")
+        return None
+    number = integer("length", length, 1, values.INT64_MAX, "pass the number of rows to draw")
+    if encoding is not None:
+        drawable("length", number, encoding.dim)
+    return number
+
+
+def first_position(start: Any, own: int, rows: int) -> int:
+    """The position of the first row, after checking that an axis can distinguish the positions of all rows."""
+    first = own + values.start(start)
+    values.position_range(first, rows)
+    if first < -AXIS_LIMIT or first + rows > AXIS_LIMIT:
+        raise ValueError(
+            f"start: expected positions within 2**52, which an axis tells apart, got {first} to {first + rows - 1}; "
+            "lower start, or draw some of them with plot.curves"
+        )
+    return first
+
+
+def table_array(name: str, value: Any) -> np.ndarray:
+    """A table as a 2-D float64 array."""
+    import numpy as np
+
+    one_axis(name, value)
+    try:
+        if hasattr(value, "detach"):  # a torch tensor, recognised without importing torch
+            values.dense_tensor(name, value)
+            value = value.detach().cpu()
+            value = value if value.is_complex() else value.double()  # NumPy has no bfloat16
+        found = np.asarray(value).astype(np.float64, casting="same_kind")
+    except (TypeError, ValueError, RuntimeError) as error:
+        if str(error).startswith(f"{name}: "):
+            raise
+        raise TypeError(
+            f"{name}: expected real numbers in rows of one length, got {values.described(value)}; "
+            "pass a tensor, an array or equally long lists of numbers"
+        ) from error
+    if found.ndim == 3 and 1 in (found.shape[0], found.shape[1]):
+        found = found.reshape(-1, found.shape[-1])  # a `pe` buffer: (1, length, dim) or (length, 1, dim)
+    if found.ndim != 2 or not found.size:
+        got = f"shape {tuple(found.shape)}" if found.ndim else values.described(value)
+        raise ValueError(
+            f"{name}: expected an Encoding or a table of shape (length, dim), got {got}; select one table first"
+        )
+    return found
+
+
+def position_array(value: Any) -> np.ndarray:
+    """Checks a non-empty sequence of finite positions; returns an int64 or float64 array."""
+    import numpy as np
+
+    if hasattr(value, "detach"):
+        from .operations import checks
+
+        found = checks.positions(value).detach().cpu().numpy()
+    else:
+        found = arrays.position_array(list(value) if isinstance(value, Iterable) else value)
+    if found.ndim != 1 or not found.size:
+        raise ValueError(
+            f"positions: expected a sequence of numbers, one or more, got shape {tuple(found.shape)}; "
+            "pass [5, 6, 50], say"
+        )
+    if not np.isfinite(found).all():
+        raise ValueError(f"positions: expected finite numbers, got {found[~np.isfinite(found)][0]}; leave it out")
+    return found.astype(np.float64) if found.dtype.kind == "f" else found
+
+
+def whole_positions(value: Any) -> np.ndarray:
+    """Checks positions for a logarithmic axis, integers of 1 or more; returns an int64 array."""
+    import numpy as np
+
+    found = position_array(value)
+    wrong = found < 1
+    if found.dtype.kind == "f":
+        wrong |= (found != np.floor(found)) | (found >= 2.0**63)
+    if wrong.any():
+        raise ValueError(
+            f"positions: expected whole numbers from 1 to 2**63 - 1 on a logarithmic axis, got {found[wrong][0]}; "
+            "leave it out"
+        )
+    return found.astype(np.int64)
+
+
+def finite_peak(table: np.ndarray) -> float:
+    """The largest finite magnitude, or 1 if that is 0: the limit of a heat map's symmetric colour scale."""
+    import numpy as np
+
+    peak = float(np.max(abs(table), where=np.isfinite(table), initial=0.0))
+    return peak if peak > 0 and math.isfinite(peak) else 1.0

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks
-from .calls.jagged import sequence_positions
-from .checks import INT64_MAX, INT64_MIN, addressable, dense_tensor, shown
-from .checks import length as _length
-from .encodings.values import integer
-from .runtime import observers
-from .runtime.tracing import refuse_jit_trace
+from . import torch_state
+from .encodings import values
+from .encodings.tracing import refuse_jit_trace
+from .encodings.values import INT64_MAX, INT64_MIN, addressable, dense_tensor, integer, shown
+from .encodings.values import length as _length
+from .operations.nested import sequence_positions
 
 __all__ = ["from_mask_2d", "from_padding_idx", "from_padding_mask", "grid", "packed", "relative"]
 
@@ -52,7 +51,7 @@ def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
             f"{tuple(cu_seqlens.shape)}; pass torch.tensor([0, *lengths]).cumsum(0)"
         )
     ends = cu_seqlens.long().contiguous()  # torch.searchsorted warns about tensors that are not contiguous
-    if total is None or (ends.device.type == "cpu" and not observers.unreadable(ends)):
+    if total is None or (ends.device.type == "cpu" and not torch_state.unreadable(ends)):
         if int(ends[0]) != 0 or bool((ends.diff() < 0).any()):
             raise ValueError(
                 f"cu_seqlens: expected 0 and then ends that do not fall, got {ends.tolist()[:8]}; pass "
@@ -184,7 +183,7 @@ def grid(shape: Sequence[int], *, start: int | Sequence[int] = 0, device: torch.
     for first, length in zip(starts, lengths, strict=True):
         if not traced:
             first = integer("start", first, INT64_MIN, INT64_MAX, "pass the coordinate of the first cell")
-            checks.position_range(first, length)
+            values.position_range(first, length)
         axes.append(torch.arange(length, device=device) + first)
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
 
@@ -227,7 +226,7 @@ def from_mask_2d(
     _mask("mask", mask, (2, 3), "(H, W) or (B, H, W)")
     if dtype not in (torch.float32, torch.float64):
         raise TypeError(f"dtype: expected torch.float32 or torch.float64, got {dtype!r}; pass torch.float64")
-    scale, eps, offset = checks.factor("scale", scale), checks.factor("eps", eps), checks.factor("offset", offset)
+    scale, eps, offset = values.factor("scale", scale), values.factor("eps", eps), values.factor("offset", offset)
     if offset and not normalize:
         raise ValueError(f"offset: expected 0 without normalize=True, got {offset}; pass normalize=True")
     pixels = (~mask).long()

@@ -42,7 +42,7 @@ FORBIDDEN = ("libcudart", "libtorch_python", "libtorch_cuda", "libc10_cuda")
 LOADS = """
 import sys, torch
 import sinpe_ext.functional
-from sinpe_ext.ops.operator import OPERATORS
+from sinpe_ext.operator import OPERATORS
 has = torch._C._dispatch_has_kernel_for_dispatch_key
 names = [n for n in OPERATORS if not n.startswith("plan_") and n != "draw_seed"]
 assert not [n for n in names if has("sinpe_ext::" + n, "CUDA")], "registered before the library is loaded"

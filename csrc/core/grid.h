@@ -21,7 +21,7 @@ struct GridPiece {
   int64_t axis, first, step, width, offset;
 };
 
-// Packed by Python (sinpe_ext/calls/grid_rows.py):
+// Packed by Python (sinpe_ext/operations/grid_rows.py):
 //   0 magic   1 number of words   2 1 for a grid by channels   3 n_axes   4 n_pieces   5 dim   6 n_values   7 zero
 // then the lengths of the axes, then axis, first, step, width and offset of each piece. By channels: rows are channels
 // and columns are grid points, as in a tensor whose channel dimension precedes its axes.

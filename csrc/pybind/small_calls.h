@@ -5,7 +5,7 @@
 // Tensors are read through DLPack's C exchange functions, which torch.Tensor provides; this file does not depend on
 // torch. What DLPack does not report (gradients, negative bits, modes that intercept operators) is queried by the
 // functions passed to `set_up` and by methods of the tensors. Calls that this path does not support return None, and
-// the caller, sinpe_ext/calls/plain.py, takes the general path.
+// the caller, sinpe_ext/operations/small.py, takes the general path.
 #pragma once
 
 #include <Python.h>
@@ -41,7 +41,7 @@ constexpr int64_t kMaxElements = 1 << 15;
 
 inline const Exchange* exchange = nullptr;
 
-// The objects passed to `set_up`, never released; see `_set_up` in sinpe_ext/calls/plain.py.
+// The objects passed to `set_up`, never released; see `_set_up` in sinpe_ext/operations/small.py.
 struct PythonObjects {
   PyObject *tensor, *empty_like, *is_lazy, *is_grad_enabled, *is_inference_mode, *increment_version;
   PyObject *conditions, *variables, *is_intercepted, *plan_of, *grid_of;

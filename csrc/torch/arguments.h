@@ -80,7 +80,7 @@ inline sinpe_add_arguments arguments_of(const Device& device, const Tensor& x, c
   return a;
 }
 
-// Checks that no two elements of an `out` share memory (no internal overlap), like sinpe_ext/checks/memory.py: two
+// Checks that no two elements of an `out` share memory (no internal overlap), like sinpe_ext/operations/memory.py: two
 // threads may write them concurrently.
 inline void expect_no_internal_overlap(const Tensor& out) {
   if (out.numel() == 0) return;
@@ -100,7 +100,7 @@ inline void expect_no_internal_overlap(const Tensor& out) {
 }
 
 // Checks that `out` overlaps none of the operands that determine how elements are computed, like
-// sinpe_ext/checks/memory.py: kernels read them again after the checks, while they write.
+// sinpe_ext/operations/memory.py: kernels read them again after the checks, while they write.
 inline void expect_no_overlap(const Tensor& out, std::initializer_list<std::pair<const char*, Optional>> operands) {
   const auto span = [](const Tensor& t) {
     return sinpe::Span(t.const_data_ptr(), t.sizes().data(), t.strides().data(), static_cast<int>(t.dim()),

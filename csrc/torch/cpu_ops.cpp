@@ -51,7 +51,7 @@ struct Call {
   void add_grid(const PackedArray& grid, const void* values, int64_t n_values, const sinpe_add_arguments& a) const {
     const sinpe_status status = sinpe_add_grid(grid.data, grid.size, values, n_values, &a);
     expect(status != SINPE_BAD_PLAN, "grid: expected the words of a grid over ", n_values,
-           " values, got others; pass sinpe_ext.calls.grid_rows.pack_grid(...)");
+           " values, got others; pass sinpe_ext.operations.grid_rows.pack_grid(...)");
     expect(status != SINPE_BAD_ARGUMENT, "x: expected the places and channels of the grid, without a padding_mask ",
            "where it is one by channels, got other sizes");
     check_status(status);

@@ -1,4 +1,4 @@
-// The operators that sinpe_ext/ops/ defines, on the LibTorch stable ABI, for both the CPU and the CUDA library. `Call`
+// The operators that sinpe_ext/operations/ defines, on the LibTorch stable ABI, for both the CPU and the CUDA library. `Call`
 // (cpu_ops.cpp, cuda_ops.cpp) implements what differs between them: the device of the operands, who reads scalar
 // tensors, and which kernels run.
 //

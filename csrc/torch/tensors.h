@@ -42,7 +42,7 @@ inline void check_status(sinpe_status status) {
 }
 
 // Checks that a tensor's elements are within the bounds of its storage, which may have been resized; like
-// sinpe_ext/checks/tensors.py.
+// sinpe_ext/operations/checks.py.
 inline void check_storage_bounds(const char* name, const Tensor& t) {
   if (t.numel() == 0) return;
   int64_t bytes, end = t.storage_offset() + 1;

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ..runtime.registration import fragment, once
 from . import compilation, cuda_compiler
 from .compilation import MIN_TORCH_COMPILED, BuildUnavailable
+from .registration import fragment, once
 
 SETTINGS = ("auto", "compiled", "eager")
 DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # the devices for which there are kernels

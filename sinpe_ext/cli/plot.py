@@ -32,18 +32,17 @@ def options(command: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace, encoding: Any) -> int:
     """Runs the subcommand. Raises ImportError without matplotlib, TypeError or ValueError for invalid options."""
-    from ..checks import plots
+    from .. import plot as pictures
 
-    plots.matplotlib_installed()
+    pictures.matplotlib_installed()
     check(options, encoding)
 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from .. import plot as pictures
     from .outputs import picture_to_write, refused
 
-    path, dpi = picture_to_write("output", options.output), plots.dpi(options.dpi)
+    path, dpi = picture_to_write("output", options.output), pictures.dpi(options.dpi)
     figure = Figure(figsize=(8, 5), layout="constrained")
     FigureCanvasAgg(figure)
     ax = figure.add_subplot()

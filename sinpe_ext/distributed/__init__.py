@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .. import checks
+from ..encodings import values
 from ..encodings.values import integer
-from ..runtime.parallel import in_context_parallel
+from ..operations import checks
+from ..torch_state import in_context_parallel
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -43,7 +44,7 @@ def shard_start(length: int, mesh: DeviceMesh, mesh_dim: int | str | None = None
         TypeError, ValueError for arguments of the wrong type or value; RuntimeError in a process that is not part of
         the mesh.
     """
-    return _run(checks.length(length), mesh, mesh_dim)[0]
+    return _run(values.length(length), mesh, mesh_dim)[0]
 
 
 def shard_positions(
@@ -64,9 +65,9 @@ def shard_positions(
     Raises:
         as `shard_start`; ValueError for positions beyond int64.
     """
-    first, count = _run(checks.length(length), mesh, mesh_dim)
-    begin = checks.start(start) + first
-    checks.position_range(begin, count)
+    first, count = _run(values.length(length), mesh, mesh_dim)
+    begin = values.start(start) + first
+    values.position_range(begin, count)
     return torch.arange(begin, begin + count, device=_device(mesh, device))
 
 
@@ -101,7 +102,7 @@ def context_parallel_positions(
     Raises:
         ValueError for a length that is not such a multiple; otherwise as `shard_positions`.
     """
-    length = checks.length(length)
+    length = values.length(length)
     rank, ranks = _rank_and_size(mesh, mesh_dim)
     if length % ranks:
         raise ValueError(
@@ -114,8 +115,8 @@ def context_parallel_positions(
             f"length: expected a multiple of {2 * ranks}, twice the ranks of the mesh, for load_balance=True, got "
             f"{length}; pad the sequence, or pass load_balance=False"
         )
-    first = checks.start(start)
-    checks.position_range(first, length)
+    first = values.start(start)
+    values.position_range(first, length)
     where = _device(mesh, device)
     if not load_balance:
         piece = length // ranks
@@ -141,13 +142,12 @@ def agreed_seed(mesh: DeviceMesh, seed: int | Tensor | torch.Generator | None = 
     Raises:
         TypeError for a seed of the wrong type; RuntimeError in a process that is not part of the mesh.
     """
-    from ..checks import seeds
     from . import dtensor
 
     _mesh(mesh)
     _coordinate(mesh)
     where = _device(mesh, device)
-    return dtensor.agreed_seed(seeds.checked(seed, where), mesh, where)
+    return dtensor.agreed_seed(checks.seed(seed, where), mesh, where)
 
 
 def _rank_and_size(mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:

@@ -9,11 +9,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn import functional
 
-from .. import checks
-from ..calls.add import SequenceAdd
-from ..calls.embed import EmbedCall
-from ..calls.rows import AddArguments, EmbedArguments
-from ..checks import embedding
+from ..operations import checks
+from ..operations.add import SequenceAdd
+from ..operations.embed import EmbedCall
+from ..operations.records import AddArguments, EmbedArguments
 from . import dtensor
 from .grid import local_call
 
@@ -135,10 +134,10 @@ class ShardedEmbed:
 
     def __init__(self, given: EmbedArguments) -> None:
         ids, weight = given.ids, given.weight
-        embedding.weight(weight)
+        checks.weight(weight)
         mesh = weight.device_mesh if isinstance(weight, DTensor) else ids.device_mesh
         weight = _with_rows_each(dtensor.plain_shards(dtensor.on_mesh("weight", weight, mesh)))
-        ids = dtensor.plain_shards(dtensor.on_mesh("ids", embedding.ids(ids, weight), mesh))
+        ids = dtensor.plain_shards(dtensor.on_mesh("ids", checks.ids(ids, weight), mesh))
         if given.sparse:
             raise ValueError("sparse: expected False for DTensors, which have no sparse gradients, got True")
         rank = ids.dim()
@@ -147,7 +146,7 @@ class ShardedEmbed:
         ids = ids.redistribute(placements=[Replicate() if isinstance(w, Shard) else p for p, w in _both(ids, weight)])
         self.by_rows: ShardedAdd | None = None
         if any(isinstance(p, Shard) and p.dim == 0 for p in weight.placements):
-            idx, mask = embedding.padding_idx(given.padding_idx, weight.shape[0]), given.padding_mask
+            idx, mask = checks.padding_idx(given.padding_idx, weight.shape[0]), given.padding_mask
             if not given.encode_padding:
                 mask = _mask(ids, idx, mask, rows_at)
             looked = _looked_up(ids, weight, None if idx < 0 else idx, rows_at)
@@ -227,7 +226,7 @@ def _looked_up(ids: DTensor, weight: DTensor, padding_idx: int | None, rows_at: 
 
 def _mask(ids: DTensor, idx: int, padding_mask: Any, rows_at: int) -> Any:
     """The mask of padding tokens, (B, S), combined with the caller's padding_mask."""
-    embedding.masks_padding(idx, ids)
+    checks.masks_padding(idx, ids)
     mask = ids == idx
     mask = mask.transpose(0, 1) if ids.dim() > 1 and rows_at == 0 else mask
     return mask if padding_mask is None else mask | dtensor.on_mesh("padding_mask", padding_mask, ids.device_mesh)

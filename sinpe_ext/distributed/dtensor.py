@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from .. import checks
-from ..checks import seeds
-from ..checks.part import Part
+from ..encodings import values
 from ..encodings.values import strided_tensor
-from ..ops import seed_tensor
+from ..operations import checks, dropout
+from ..operations.records import Part
 
 
 class Layout(NamedTuple):
@@ -197,16 +196,16 @@ def seed_of_all(seed: Any, dropout: Any, layout: Layout, device: torch.device) -
 
     Called before any check of a rank's own values, so that a rank that raises leaves no other rank waiting.
     """
-    seed = seeds.checked(seed, device)
+    seed = checks.seed(seed, device)
     is_drawn = seed is None or isinstance(seed, torch.Generator)
-    if not is_drawn or not 0 < checks.drop_threshold(dropout) < checks.DROP_UNIT or 0 in layout.part.shape:
+    if not is_drawn or not 0 < values.drop_threshold(dropout) < values.DROP_UNIT or 0 in layout.part.shape:
         return seed
     return agreed_seed(seed, layout.mesh, device)
 
 
 def agreed_seed(seed: Any, mesh: DeviceMesh, device: torch.device) -> Tensor:
     """The seed of the first rank, given or drawn, on all ranks of a mesh."""
-    drawn = seed_tensor.tensor(seed, device).to(device)
+    drawn = dropout.seed_tensor(seed, device).to(device)
     if not torch.compiler.is_compiling():
         copies: Tensor = distribute_tensor(drawn, mesh, [Replicate()] * mesh.ndim).to_local()
         return copies

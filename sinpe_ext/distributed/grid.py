@@ -6,10 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..calls.grid_add import GridAdd
-from ..calls.grid_form import GridForm
-from ..calls.rows import AddArguments
-from ..checks.part import Part
+from ..operations.grid_add import GridAdd, GridForm
+from ..operations.records import AddArguments, Part
 from .dtensor import Layout, seed_of_all
 
 

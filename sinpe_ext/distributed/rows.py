@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from .. import checks
-from ..calls.tables import TableArguments
-from ..checks import grids
+from ..encodings import resolve, values
 from ..encodings.values import integer
-from ..ops import traced
+from ..operations import checks, encoded_rows
+from ..operations.records import TableArguments
 from . import dtensor
 
 
@@ -28,22 +27,22 @@ def table(
         raise TypeError(f"device_mesh: expected a DeviceMesh, got {type(mesh).__name__}; pass init_device_mesh(...)")
     length, encoding, start, flatten = given.length, given.encoding, given.start, given.flatten
     dtype = torch.float32 if given.dtype is None else given.dtype
-    is_grid, extra = checks.is_grid(encoding), grids.extra(given.extra_tokens)
-    device, named = torch.device(mesh.device_type), checks.dim_beside(encoding, given.dim)
+    is_grid, extra = resolve.is_grid(encoding), checks.extra_tokens(given.extra_tokens)
+    device, named = torch.device(mesh.device_type), resolve.dim_beside(encoding, given.dim)
     if is_grid:
-        dim, firsts = checks.grid_dim_and_starts(encoding, named)
-        lengths = grids.lengths("length", length, len(firsts))
-        starts = grids.starts(start, firsts, lengths, None, device)
+        dim, firsts = resolve.grid_dim_and_starts(encoding, named)
+        lengths = checks.grid_lengths("length", length, len(firsts))
+        starts = checks.grid_starts(start, firsts, lengths, None, device)
     else:
-        one = checks.encoding(encoding, named)
-        dim, lengths, starts = one.dim, (checks.length(length),), [checks.start(start)]
-        checks.position_range(one.start + starts[0], lengths[0])
+        one = resolve.encoding(encoding, named)
+        dim, lengths, starts = one.dim, (values.length(length),), [values.start(start)]
+        values.position_range(one.start + starts[0], lengths[0])
     is_flat = bool(extra) or flatten
     shape = (extra + math.prod(lengths), dim) if is_flat else (*lengths, dim)
     layout = dtensor.layout(mesh, _placements(placements, mesh, len(shape)), shape)
 
     def rows_of(given: Any, length: int, start: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return table_of(length, checks.encoding(*given), start=start, dtype=dtype, device=device)
+        return table_of(length, resolve.encoding(*given), start=start, dtype=dtype, device=device)
 
     def part(first: Sequence[int], sizes: Sequence[int]) -> Tensor:
         if is_flat:
@@ -55,7 +54,7 @@ def table(
             local_starts = [begin + at for begin, at in zip(starts, first, strict=False)]
             if not is_grid:
                 columns = encoding, named, (min(first[-1], dim - 1), max(sizes[-1], 1))
-                make = traced.table if torch.compiler.is_compiling() else rows_of
+                make = encoded_rows.graph_table if torch.compiler.is_compiling() else rows_of
                 return make(columns, sizes[0], local_starts[0], dtype, device).narrow(-1, 0, sizes[-1])
             rows = table_of(sizes[:-1], encoding, dim=named, start=local_starts, dtype=dtype, device=device)
         return rows.narrow(-1, first[-1], sizes[-1]).contiguous()
@@ -86,11 +85,11 @@ def encode(
     """`sinpe_ext.encode` of sharded positions: each rank encodes its own by `encode_of`."""
     positions = dtensor.plain_shards(positions)
     last = positions.dim() - 1
-    if checks.is_grid(encoding):  # the coordinates of a grid point must be on one rank
+    if resolve.is_grid(encoding):  # the coordinates of a grid point must be on one rank
         wanted = [Replicate() if isinstance(p, Shard) and p.dim == last else p for p in positions.placements]
         positions = positions.redistribute(placements=wanted)
     part = positions.to_local(grad_placements=positions.placements)
     local = encode_of(part, encoding, dim=dim, dtype=dtype, allow_16bit=allow_16bit)
-    outer = positions.shape[:-1] if checks.is_grid(encoding) else positions.shape
+    outer = positions.shape[:-1] if resolve.is_grid(encoding) else positions.shape
     layout = dtensor.layout(positions.device_mesh, positions.placements, positions.shape)
     return layout.result(local, (*outer, local.shape[-1]))

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from operator import index
 from typing import Any, Literal, NamedTuple, overload
 
-from ..runtime.tracing import constant_in_graph
 from .encoding import Encoding
 from .grid import MAX_AXES, GridEncoding, of_axis
 from .grid_catalogue import GRIDS, GridConvention
+from .tracing import constant_in_graph
 from .values import MAX_DIM, integer
 
 

@@ -14,9 +14,9 @@ from fractions import Fraction
 from operator import index
 from typing import Any, TypeAlias
 
-from ..runtime.handle import with_handle
-from ..runtime.tracing import constant_in_graph, is_in_graph
 from . import frequency
+from .handle import with_handle
+from .tracing import constant_in_graph, is_in_graph
 from .values import MAX_DIM, choice, integer, misspelled, real, real_tuple
 
 # Floats are used at their exact value; Fraction and Decimal express values that a float cannot hold.

@@ -13,9 +13,9 @@ from functools import cached_property
 from operator import index
 from typing import Any, NamedTuple
 
-from ..runtime.handle import with_handle
 from . import frequency
 from .encoding import FIELDS, HALVES, Encoding, unknown_field
+from .handle import with_handle
 from .values import MAX_DIM, choice, integer, real
 
 ARRANGEMENTS = ("blocks", "grouped", "interleaved")

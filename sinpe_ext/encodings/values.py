@@ -5,17 +5,19 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
+import sys
 from collections.abc import Iterable
 from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.parallel import is_dtensor
-from ..runtime.tracing import constant_in_graph, refuse_jit_trace
+from .tracing import constant_in_graph, refuse_jit_trace
 
 if TYPE_CHECKING:
     import torch
 
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+DROP_UNIT = 65536  # dropout probabilities are multiples of 1 / DROP_UNIT
 MAX_DIM = 2**24  # far above any model; catches a sequence length or a vocabulary size passed as dim
 MAX_BITS = 2**13  # of the numerator and denominator of a Fraction or Decimal: 2,466 digits
 
@@ -227,4 +229,76 @@ def check_storage_bounds(name: str, value: torch.Tensor) -> None:
         raise RuntimeError(
             f"{name}: expected a tensor whose memory holds its elements, got {there} bytes where {needed} are needed; "
             "it was freed or resized, use it where it is whole"
+        )
+
+
+def is_dtensor(value: Any) -> bool:
+    """Whether a value is a DTensor; does not import torch.distributed."""
+    # While another thread imports the module, it exists without DTensor; no DTensor can exist then either.
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return kind is not None and isinstance(value, kind)
+
+
+def length(value: Any, name: str = "length") -> int:
+    """Checks a number of rows; returns an int."""
+    return integer(name, value, 0, INT64_MAX, "pass the number of rows")
+
+
+def probability(name: str, value: Any, hint: str = "pass a probability") -> float:
+    """Checks a dropout probability; `hint` is the advice for a number above 1."""
+    number = factor(name, value)
+    if not 0.0 <= number <= 1.0:
+        raise ValueError(f"{name}: expected 0 to 1, got {value}; {hint if number > 1.0 else 'pass a probability'}")
+    return number
+
+
+def drop_threshold(value: Any) -> int:
+    """A dropout probability as drop_threshold, in units of 1 / 65536: 0 only for exactly 0, 65536 only for 1."""
+    number = probability("dropout", value)
+    return min(max(round(number * DROP_UNIT), 1), DROP_UNIT - 1) if 0.0 < number < 1.0 else int(number) * DROP_UNIT
+
+
+def start(value: Any) -> int:
+    """Checks `start`; returns an int."""
+    return integer("start", value, INT64_MIN, INT64_MAX, "pass the int64 position of the first row")
+
+
+def one_per_axis(value: Any, axes: int) -> list[Any]:
+    """`start` of a grid as a list with one item per axis; a single value is used for every axis."""
+    items = list(value) if isinstance(value, (tuple, list)) else [value] * axes
+    if len(items) != axes:
+        raise ValueError(
+            f"start: expected an int or {axes} of them, one per axis of the grid, got {len(items)}; pass one each"
+        )
+    return items
+
+
+def position_range(first: int, rows: int) -> None:
+    """Checks that the positions first .. first + rows - 1 fit int64; `first` is encoding.start + start."""
+    last = first + max(rows, 1) - 1
+    if first < INT64_MIN or last > INT64_MAX:
+        raise ValueError(
+            f"start: expected every position (encoding.start + start + row) within int64, got {first} to {last}; "
+            "lower start or length"
+        )
+
+
+def factor(name: str, value: Any) -> float:
+    """Checks `scale` or `alpha`; returns a float, which may be inf or NaN."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, numbers.Real)):
+        raise TypeError(f"{name}: expected a float, got {described(value)}; pass a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(
+            f"{name}: expected a number that float64 can hold, got {shown(value)}; pass a smaller one"
+        ) from None
+
+
+def addressable(name: str, rows: int, width: int, size: int) -> None:
+    """Raises ValueError if `rows` rows of `width` elements of `size` bytes exceed the int64 range in bytes."""
+    if rows > INT64_MAX // (max(width, 1) * size):
+        raise ValueError(
+            f"{name}: expected at most {INT64_MAX // (max(width, 1) * size)} rows of {width} channels, what memory can "
+            f"address, got {rows}; ask for fewer"
         )

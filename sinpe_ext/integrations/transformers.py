@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import positions as _positions
+from .. import torch_state
 from ..encodings.catalogue import convention
 from ..functional import encode, table
-from ..runtime import observers
 from .dropin import Candidate, DropIn, Left, has, number, parameters, tensor_of
 from .measure import Probe
 
@@ -55,7 +55,7 @@ class EmbeddingRows(Rows):
 
     def forward(self, input: Tensor) -> Tensor:
         if (
-            observers.should_check_values(input) and input.numel() and int(input.min()) < 0
+            torch_state.should_check_values(input) and input.numel() and int(input.min()) < 0
         ):  # ids after the end of the table are supported, negative ones are not
             raise IndexError(f"input: expected ids of 0 or more, got {int(input.min())}; mask what is no token")
         first = self._sinpe_encoding.start

@@ -17,7 +17,7 @@ from ..encodings.catalogue import CATALOGUE, convention
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..encodings.grid_catalogue import GRIDS
-from ..runtime.parallel import is_dtensor
+from ..encodings.values import is_dtensor
 
 if TYPE_CHECKING:
     from .layers import SinusoidalPositionalEncoding

@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import checks
-from ..calls import plain
-from ..calls.rows import AddArguments, EmbedArguments
-from ..checks import embedding, grids
+from ..encodings import resolve, values
 from ..encodings.catalogue import conventions
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..encodings.values import MAX_DIM, integer
 from ..functional import add_call, embed_call
+from ..operations import checks, small
+from ..operations.records import AddArguments, EmbedArguments
 from ..reference.tiles import accumulation
 from . import checkpoint, shared
 
@@ -88,39 +87,39 @@ class SinusoidalPositionalEncoding(nn.Module):
         super().__init__()
         where = shared.factory_kwargs(device, dtype)
         self.d_model = integer("d_model", d_model, 1, MAX_DIM, "pass the number of channels")
-        is_grid = checks.is_grid(encoding)
+        is_grid = resolve.is_grid(encoding)
         self.encoding: Any
-        self.encoding = checks.grid(encoding, self.d_model) if is_grid else checks.encoding(encoding, self.d_model)
+        self.encoding = resolve.grid(encoding, self.d_model) if is_grid else resolve.encoding(encoding, self.d_model)
         if self.encoding.dim != self.d_model:
             raise ValueError(
                 f"encoding: expected dim {self.d_model}, that of d_model, got {self.encoding.dim}; make them agree"
             )
-        self.max_len = None if max_len is None else checks.length(max_len, "max_len")
-        self.persistent_table = checks.flag("persistent_table", persistent_table)
+        self.max_len = None if max_len is None else values.length(max_len, "max_len")
+        self.persistent_table = values.flag("persistent_table", persistent_table)
         if is_grid and (max_len is not None or (persistent_table and grid_shape is None)):
             raise ValueError(
                 "max_len: expected None for a grid, whose table has the rows of grid_shape, got "
-                f"max_len={checks.shown(max_len)} and grid_shape={checks.shown(grid_shape)}; pass grid_shape"
+                f"max_len={values.shown(max_len)} and grid_shape={values.shown(grid_shape)}; pass grid_shape"
             )
         if not is_grid:
-            grids.refuse_grid_shape(grid_shape, "pass encoding= a GridEncoding, or the name of one")
+            checks.refuse_grid_shape(grid_shape, "pass encoding= a GridEncoding, or the name of one")
         elif grid_shape is not None:
-            self.grid_shape = grids.lengths("grid_shape", grid_shape, self.encoding.ndim)
-        self.extra_tokens = grids.extra(extra_tokens)
+            self.grid_shape = checks.grid_lengths("grid_shape", grid_shape, self.encoding.ndim)
+        self.extra_tokens = checks.extra_tokens(extra_tokens)
         self.channel_dim = integer("channel_dim", channel_dim, -checks.MAX_RANK, checks.MAX_RANK, "pass a dimension")
         if persistent_table and max_len is None and not is_grid:
             raise ValueError("persistent_table: expected max_len with it, the table's length, got None; pass max_len")
-        self.batch_first = checks.flag("batch_first", batch_first)
-        self.require_positions = checks.flag("require_positions", require_positions)
-        self.scale = checks.factor("scale", scale)
+        self.batch_first = values.flag("batch_first", batch_first)
+        self.require_positions = values.flag("require_positions", require_positions)
+        self.scale = values.factor("scale", scale)
         if isinstance(dropout, (Encoding, GridEncoding)) or (isinstance(dropout, str) and dropout in conventions()):
             raise TypeError(
                 f"dropout: expected a float, got {dropout!r}; dropout is the second argument, pass encoding={dropout!r}"
             )
         hint = "max_len is the third argument, pass max_len=... by name"
-        self.dropout = nn.Dropout(checks.probability("dropout", dropout, hint))
-        self._first_alpha = checks.factor("alpha", alpha)
-        learned = checks.flag("learned_alpha", learned_alpha)
+        self.dropout = nn.Dropout(values.probability("dropout", dropout, hint))
+        self._first_alpha = values.factor("alpha", alpha)
+        learned = values.flag("learned_alpha", learned_alpha)
         if dtype is not None:
             where["dtype"] = accumulation(dtype)
         self.alpha = nn.Parameter(torch.tensor([self._first_alpha], **where)) if learned else self._first_alpha
@@ -181,7 +180,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         given = (x, self.encoding, positions, start, self.scale, self.alpha, padding_mask,
                  seq_dim, self.channel_dim, p, seed, places, self.extra_tokens)  # fmt: skip
         is_limited = self.max_len is not None and (positions is not None or not self._is_within(x, start))
-        encoded = None if is_limited else plain.try_add(given)
+        encoded = None if is_limited else small.try_add(given)
         if encoded is None:
             call = add_call(AddArguments(*given))
             if self.max_len is not None:
@@ -252,37 +251,37 @@ class SinusoidalEmbedding(nn.Embedding):
         _weight: Tensor | None = None,
         _freeze: bool = False,
     ):
-        num_embeddings = integer("num_embeddings", num_embeddings, 1, checks.INT64_MAX, "pass the vocabulary's size")
+        num_embeddings = integer("num_embeddings", num_embeddings, 1, values.INT64_MAX, "pass the vocabulary's size")
         embedding_dim = integer("embedding_dim", embedding_dim, 1, MAX_DIM, "pass the number of channels")
         if padding_idx is not None:
-            padding_idx = embedding.padding_idx(padding_idx, num_embeddings)
-        encode_padding, sparse = checks.flag("encode_padding", encode_padding), checks.flag("sparse", sparse)
-        embedding.has_padding(encode_padding or padding_idx is not None)
+            padding_idx = checks.padding_idx(padding_idx, num_embeddings)
+        encode_padding, sparse = values.flag("encode_padding", encode_padding), values.flag("sparse", sparse)
+        checks.has_padding(encode_padding or padding_idx is not None)
         shared.check_unsupported(max_norm, scale_grad_by_freq)
         where = shared.factory_kwargs(device, dtype)
-        if _weight is not None and tuple(embedding.weight(_weight).shape) != (num_embeddings, embedding_dim):
+        if _weight is not None and tuple(checks.weight(_weight).shape) != (num_embeddings, embedding_dim):
             raise ValueError(
                 f"_weight: expected shape ({num_embeddings}, {embedding_dim}), got {tuple(_weight.shape)}; pass that"
             )
-        checks.addressable("num_embeddings", num_embeddings, embedding_dim, 8)
+        values.addressable("num_embeddings", num_embeddings, embedding_dim, 8)
         super().__init__(
             num_embeddings, embedding_dim, padding_idx, sparse=sparse, _weight=_weight, _freeze=_freeze, **where
         )
-        self.encoding = checks.encoding(encoding, embedding_dim)
+        self.encoding = resolve.encoding(encoding, embedding_dim)
         if self.encoding.dim != embedding_dim:
             raise ValueError(
                 f"encoding: expected dim {embedding_dim}, that of embedding_dim, got {self.encoding.dim}; make "
                 "them agree"
             )
-        self.max_len = None if max_len is None else checks.length(max_len, "max_len")
-        self.scale = checks.factor("scale", scale)
+        self.max_len = None if max_len is None else values.length(max_len, "max_len")
+        self.scale = values.factor("scale", scale)
         self.encode_padding = encode_padding
-        self.batch_first = checks.flag("batch_first", batch_first)
-        self.require_positions = checks.flag("require_positions", require_positions)
-        self.dropout = nn.Dropout(checks.probability("dropout", dropout))
-        self._first_alpha = checks.factor("alpha", alpha)
+        self.batch_first = values.flag("batch_first", batch_first)
+        self.require_positions = values.flag("require_positions", require_positions)
+        self.dropout = nn.Dropout(values.probability("dropout", dropout))
+        self._first_alpha = values.factor("alpha", alpha)
         self.alpha = self._first_alpha
-        if checks.flag("learned_alpha", learned_alpha):
+        if values.flag("learned_alpha", learned_alpha):
             where["dtype"] = accumulation(self.weight.dtype)
             self.alpha = nn.Parameter(torch.tensor([self._first_alpha], **where))
 
@@ -310,7 +309,7 @@ class SinusoidalEmbedding(nn.Embedding):
         """
         if isinstance(embeddings, nn.Embedding):
             raise TypeError("embeddings: expected a torch.Tensor, got an nn.Embedding; pass its weight")
-        embedding.weight(embeddings)
+        checks.weight(embeddings)
         rows, columns = embeddings.shape
         return cls(rows, columns, padding_idx, _weight=embeddings, _freeze=freeze, **options)
 
@@ -351,7 +350,7 @@ class SinusoidalEmbedding(nn.Embedding):
                  self.padding_idx, padding_mask, self.sparse, self.encode_padding,
                  -1 if self.batch_first else 0)  # fmt: skip
         is_limited = self.max_len is not None and (positions is not None or not self._is_within(ids, start))
-        encoded = None if is_limited else plain.try_embed(given)
+        encoded = None if is_limited else small.try_embed(given)
         if encoded is None:
             call = embed_call(EmbedArguments(*given))
             if self.max_len is not None:

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import checks
-from ..runtime import observers
-from ..runtime.observers import is_traced
-from ..runtime.parallel import is_dtensor
+from .. import torch_state
+from ..encodings import values
+from ..encodings.values import is_dtensor
+from ..operations import checks
+from ..torch_state import is_traced
 
 
 def repr_parts(layer: Any) -> list[str]:
@@ -27,14 +28,14 @@ def repr_parts(layer: Any) -> list[str]:
 def factory_kwargs(device: Any, dtype: Any) -> dict[str, Any]:
     """Checks `device` and `dtype` of a layer and returns them as keyword arguments of tensor factories."""
     checks.float_dtype("dtype", torch.get_default_dtype() if dtype is None else dtype)
-    return {"device": None if device is None else checks.device(device), "dtype": dtype}
+    return {"device": None if device is None else checks.torch_device(device), "dtype": dtype}
 
 
 def check_unsupported(max_norm: Any, scale_grad_by_freq: Any) -> None:
     """Refuses the two options of nn.Embedding that SinusoidalEmbedding does not support."""
-    if max_norm is not None or checks.flag("scale_grad_by_freq", scale_grad_by_freq):
+    if max_norm is not None or values.flag("scale_grad_by_freq", scale_grad_by_freq):
         raise ValueError(
-            f"max_norm, scale_grad_by_freq: expected None and False, got {checks.shown(max_norm)} and "
+            f"max_norm, scale_grad_by_freq: expected None and False, got {values.shown(max_norm)} and "
             f"{scale_grad_by_freq}; for these options use nn.Embedding followed by SinusoidalPositionalEncoding"
         )
 
@@ -105,7 +106,7 @@ def check_limit(call: Any, max_len: int) -> None:
     else:
         p = call.positions
         by_start = call.are_starts
-        if observers.unreadable(p):
+        if torch_state.unreadable(p):
             ahead = rows - 1 if by_start else 0
             allowed = ((p >= lowest) & (p <= highest - ahead)).all()
             torch._assert_async(allowed, _limit_message(lowest, highest, "others"))

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import checks
-from ..calls import plain
+from ..encodings import resolve
 from ..encodings.encoding import Encoding
 from ..encodings.values import MAX_DIM, integer
 from ..functional import encode
+from ..operations import checks, small
 from . import shared
 
 _EXACT = (torch.float32, torch.int64, torch.float64)
@@ -81,7 +81,7 @@ class TimestepEncoding(nn.Module):
         Raises:
             TypeError if t is not a tensor, or is of a bool, complex or 8-bit floating-point dtype.
         """
-        rows = plain.try_encode(t, self.encoding, self.dtype)
+        rows = small.try_encode(t, self.encoding, self.dtype)
         if rows is not None:
             return rows
         if shared.is_fx_proxy(t):
@@ -104,12 +104,12 @@ class TimestepEncoding(nn.Module):
 
 def _one_dimensional(encoding: Any, dim: int, fields: dict[str, Any]) -> Encoding:
     """The one-dimensional encoding of a layer, with `fields` overridden."""
-    if not isinstance(encoding, (str, Encoding)) and not checks.is_grid(encoding):
+    if not isinstance(encoding, (str, Encoding)) and not resolve.is_grid(encoding):
         raise TypeError(
             f"encoding: expected an Encoding or a convention's name, got {type(encoding).__name__}; pass "
             'encoding="ddpm" or convention("ddpm", dim)'
         )
-    found = checks.encoding(encoding, dim)  # refuses grids
+    found = resolve.encoding(encoding, dim)  # refuses grids
     if found.dim != dim:
         raise ValueError(f"encoding: expected dim {dim}, that of the layer, got {found.dim}; make them agree")
     return found.replace(**fields) if fields else found

@@ -8,16 +8,18 @@ multiplying: a dropped element is +0 whatever its value. `seed`, `drop_threshold
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..checks import embedding, position_range
 from ..encodings.plan import Plan
+from ..encodings.values import position_range
 from . import philox, tree_sum
-from .operands import Add, Dropout, Embed, EmbedBackward, RowDots
 from .tiles import Rows, accumulation, arranged, block
+
+if TYPE_CHECKING:
+    from ..operations.records import Add, Dropout, Embed, EmbedBackward, RowDots
 
 
 @torch.no_grad()
@@ -223,7 +225,7 @@ def _sums_by_sorting(terms: Tensor, nodes: Tensor, count: int) -> Tensor:
 def _check_ids(ids: Tensor, num_embeddings: int) -> None:
     """Raises IndexError if an id is not a row of weight; only on the CPU."""
     if ids.device.type == "cpu":
-        embedding.id_range(ids, num_embeddings)
+        id_range(ids, num_embeddings)
 
 
 def _combine(x: Tensor, pe: Tensor | None, a: Any, out: Tensor) -> None:
@@ -294,3 +296,24 @@ def _drop_(x: Tensor, a: Any) -> Tensor:
 def _select_(x: Tensor, keep: Tensor) -> Tensor:
     """x where `keep` is true, else +0, in place."""
     return torch.where(keep, x, torch.zeros((), dtype=x.dtype, device=x.device), out=x)
+
+
+def id_range(value: Tensor, num_embeddings: int) -> None:
+    """Raises IndexError if an id is not a row of weight; synchronizes with the device."""
+    wrong = bad_ids(value, num_embeddings)
+    if wrong is not None:
+        raise wrong
+
+
+def bad_ids(value: Tensor, num_embeddings: int) -> IndexError | None:
+    """The IndexError to raise if an id is not a row of weight, else None."""
+    if not value.numel():
+        return None
+    lowest, highest = torch.stack(value.aminmax()).tolist()
+    if lowest >= 0 and highest < num_embeddings:
+        return None
+    wrong = int(value[(value < 0) | (value >= num_embeddings)][0])
+    return IndexError(
+        f"ids: expected 0 to {num_embeddings - 1}, rows of weight, got {wrong} (weight has {num_embeddings} rows); "
+        "check the tokenizer's vocabulary, or enlarge the embedding"
+    )

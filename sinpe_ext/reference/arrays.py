@@ -19,7 +19,7 @@ class TorchArrays:
     """torch on one device. Every tensor is created with a device: `torch.set_default_device` must not affect them."""
 
     def __init__(self, xp: ModuleType, device: Any) -> None:
-        from ..runtime.mkl import warm_up
+        from .mkl import warm_up
 
         warm_up()
         self.xp = xp

@@ -29,14 +29,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..device_constants import on_device
 from ..encodings import frequency
 from ..encodings.columns import Columns
 from ..encodings.encoding import Encoding
 from ..encodings.plan import Plan
 from ..encodings.plan import plan as _plan_of
-from ..runtime.device_constants import on_device
-from ..runtime.mkl import warm_up
-from ..runtime.outside_modes import outside_modes
+from ..torch_state import outside_modes
+from .mkl import warm_up
 
 _UNITS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
 SINE, COSINE, ZERO = 0, 1, 2

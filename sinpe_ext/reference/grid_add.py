@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from . import philox
 from .apply import _combine, _drop_
-from .operands import AddGrid
+
+if TYPE_CHECKING:
+    from ..operations.records import AddGrid
 
 MAGIC = 0x53494E504547  # "SINPEG"
 HEADER_WORDS, PIECE_WORDS = 8, 5
@@ -20,7 +23,7 @@ def add(a: AddGrid, out: Tensor) -> Tensor:
     """dropout(scale * x + PE) into `out`, which is returned.
 
     Args:
-        a.values, a.grid: the rows of the axes and the packed description of the grid, see `calls/grid_rows.py`.
+        a.values, a.grid: the rows of the axes and the packed description of the grid, see `operations/grid_rows.py`.
         a.x: (*B, points, dim), or (*B, dim, points) if the grid is channels first; out has the same shape, or is x.
         a.padding_mask: (1 or B, points) bool, True = no encoding; or None.
         a.seed, a.drop_threshold, a.rng_offsets: as in `apply.py`.

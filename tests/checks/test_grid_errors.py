@@ -104,7 +104,7 @@ def test_rejected_call_writes_nothing_and_draws_nothing(backend: str) -> None:
 @pytest.mark.parametrize("words", [[1, 2, 3], "magic", "axis", "channel", "offset", "values", "length", "count"])
 def test_invalid_packed_grid_is_rejected(words: Any) -> None:
     """The operator checks its operands itself."""
-    from sinpe_ext.calls import grid_rows
+    from sinpe_ext.operations import grid_rows
 
     if sinpe.backend_info().device("cpu").backend != "compiled" or torch.ops.sinpe_ext.cpu_isa() == "emulated":
         pytest.skip("checked by the CPU kernel only; CUDA gives NaN, see test_cuda_binding.py")

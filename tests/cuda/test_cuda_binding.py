@@ -14,9 +14,9 @@ from cuda_support import cuda, device  # noqa: F401
 from torch import Tensor
 
 import sinpe_ext as sinpe
-from sinpe_ext.calls import grid_rows
-from sinpe_ext.ops.operator import OPERATORS
-from sinpe_ext.ops.packed_plan import pack_plan
+from sinpe_ext.operations import grid_rows
+from sinpe_ext.operations.plans import pack_plan
+from sinpe_ext.operator import OPERATORS
 
 pytestmark = pytest.mark.emulated
 

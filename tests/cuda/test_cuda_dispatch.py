@@ -21,11 +21,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sinpe_ext as sinpe
+from sinpe_ext import device_constants, torch_state
 from sinpe_ext.backend import loader
-from sinpe_ext.checks import embedding
+from sinpe_ext.encodings import handle
 from sinpe_ext.encodings.plan import plan
-from sinpe_ext.ops import packed_plan, seed_tensor
-from sinpe_ext.runtime import device_constants, handle, observers
+from sinpe_ext.operations import dropout, plans
+from sinpe_ext.reference import apply
 
 B, S, D, V = 2, 3, 8, 9
 ENCODING = sinpe.convention("fairseq", D)
@@ -180,14 +181,14 @@ def as_if(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return constants[key]
 
     with FakeTensorMode(allow_non_fake_inputs=True):
-        from sinpe_ext.calls import grid_rows
+        from sinpe_ext.operations import grid_rows
         from sinpe_ext.reference import float32_angle
 
-        monkeypatch.setattr(packed_plan, "on_device", on_device)
+        monkeypatch.setattr(plans, "on_device", on_device)
         monkeypatch.setattr(float32_angle, "on_device", on_device)
         monkeypatch.setattr(grid_rows, "on_device", on_device)
-        monkeypatch.setattr(observers, "no_data", lambda device: False)
-        monkeypatch.setattr(observers, "unreadable", lambda value: False)
+        monkeypatch.setattr(torch_state, "no_data", lambda device: False)
+        monkeypatch.setattr(torch_state, "unreadable", lambda value: False)
         monkeypatch.setattr(loader, "choices", {"cuda": True, "cpu": True})
         yield
 
@@ -232,7 +233,7 @@ LAUNCHES_NOTHING = "empty empty_like view expand detach reshape alias unsqueeze 
 def host_work(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
     """(CUDA runtime queries from Python, kernels besides ours, functions of the package) of a warm call.
 
-    The functions of runtime/handle.py are not counted: they are called with torch 2.11 only.
+    The functions of encodings/handle.py are not counted: they are called with torch 2.11 only.
     """
     asked: list[str] = []
     for name in QUESTIONS:
@@ -280,7 +281,7 @@ def test_host_work_per_call(name: str, as_if: None, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(device_constants, "_copies", {})
     monkeypatch.setattr(device_constants, "_new", new)
-    monkeypatch.setattr(packed_plan, "on_device", device_constants.on_device)
+    monkeypatch.setattr(plans, "on_device", device_constants.on_device)
     call = HOSTED[name]()
     with torch.no_grad():
         questions, beside, functions = host_work(call, monkeypatch)
@@ -292,10 +293,10 @@ def test_host_work_per_call(name: str, as_if: None, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("seed", ["tensor", "generator"])
 def test_cpu_seed_is_passed_as_a_number(seed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy would wait for the device; the meta device is used instead."""
-    monkeypatch.setattr(observers, "unreadable", lambda value: False)
+    monkeypatch.setattr(torch_state, "unreadable", lambda value: False)
     given = torch.tensor(5) if seed == "tensor" else torch.Generator().manual_seed(1)
     with OperatorsAndDevices() as seen:
-        made = seed_tensor.tensor(given, torch.device("meta"))
+        made = dropout.seed_tensor(given, torch.device("meta"))
     assert made.is_meta and made.shape == () and not [call for call, devices in seen.calls if len(devices) > 1]
 
 
@@ -309,7 +310,7 @@ def test_graph_has_no_cpu_tensor(as_if: None, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.undo()  # the compiler checks devices only
     constant = torch.empty(len(plan(ENCODING).packed), dtype=torch.int64, device="cuda")
-    monkeypatch.setattr(packed_plan, "on_device", lambda *_: constant)
+    monkeypatch.setattr(plans, "on_device", lambda *_: constant)
     torch._dynamo.reset()
 
     @torch.compile(backend=backend, fullgraph=True)
@@ -395,21 +396,21 @@ def test_capture_is_checked_on_the_device_of_the_tensor(monkeypatch: pytest.Monk
 def test_slopes_equal_the_plan(encoding: sinpe.Encoding) -> None:
     """Computed on the device from the packed plan; compared with the plan."""
     known = plan(encoding)
-    words = packed_plan.pack_plan(encoding)
+    words = plans.pack_plan(encoding)
     entries = zip(known.channels(), known.channel_turns(), strict=True)
     want = [0.0 if e is None else 2 * torch.pi * f * (-1.0 if e[1] else 1.0) for e, f in entries]
-    assert torch.equal(packed_plan.angular_frequencies(words, encoding.dim), torch.tensor(want, dtype=torch.float64))
-    partner, angular_frequencies = packed_plan.derivative_constants(known)
-    assert torch.equal(packed_plan.angular_frequencies(partner, encoding.dim), -angular_frequencies)
+    assert torch.equal(plans.angular_frequencies(words, encoding.dim), torch.tensor(want, dtype=torch.float64))
+    partner, angular_frequencies = plans.derivative_constants(known)
+    assert torch.equal(plans.angular_frequencies(partner, encoding.dim), -angular_frequencies)
 
 
 def test_ids_are_checked_if_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Any] = []
-    monkeypatch.setattr(embedding, "id_range", lambda ids, rows: looked.append(ids.device))
+    monkeypatch.setattr(apply, "id_range", lambda ids, rows: looked.append(ids.device))
     ids, weight = torch.zeros(2, 3, dtype=torch.long), torch.ones(4, 8)
     for setting, expected in (("", 0), ("0", 0), ("1", 1)):
         monkeypatch.setenv("SINPE_EXT_CHECK", setting)
         looked.clear()
         sinpe.embed(ids, weight)
         # On the CPU the kernel checks them.
-        assert observers.device_checks_requested() is bool(expected) and len(looked) == 0
+        assert torch_state.device_checks_requested() is bool(expected) and len(looked) == 0

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import sinpe_ext as sinpe
 from sinpe_ext import Encoding, GridEncoding
-from sinpe_ext.calls import grid_rows
+from sinpe_ext.operations import grid_rows
 
 pytestmark = pytest.mark.emulated
 

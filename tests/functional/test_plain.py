@@ -1,4 +1,4 @@
-"""The fast path of `add`, `add_` and `encode` (sinpe_ext/calls/plain.py) equals the general path."""
+"""The fast path of `add`, `add_` and `encode` (sinpe_ext/operations/small.py) equals the general path."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import sinpe_ext as sinpe
 from sinpe_ext import functional
+from sinpe_ext import torch_state as observers
 from sinpe_ext.backend import loader
-from sinpe_ext.calls import plain, tables
 from sinpe_ext.modules import layers
-from sinpe_ext.ops.rows import ADD, ADD_OUT
-from sinpe_ext.runtime import observers
+from sinpe_ext.operations import small as plain
+from sinpe_ext.operations import table as tables
+from sinpe_ext.operations.add import ADD, ADD_OUT
 
 pytestmark = pytest.mark.emulated
 

@@ -14,8 +14,8 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalPositionalEncoding as Layer
-from sinpe_ext.ops import packed_plan
-from sinpe_ext.ops.operator import OPERATORS
+from sinpe_ext.operations import plans
+from sinpe_ext.operator import OPERATORS
 
 pytestmark = pytest.mark.emulated
 
@@ -174,9 +174,9 @@ def test_backward_returns_grad_output_if_unscaled(backend: str) -> None:
     assert torch.autograd.grad(sinpe.embed(ids, weight), weight, grad)[0].shape == weight.shape
     for name in ("add", "dropout", "add_backward"):  # an operator never returns its argument
         arguments = {
-            "add": (x, packed_plan.pack_plan(sinpe.Encoding(D)), *(None,) * 4, 0, False, 1.0, 0, []),
+            "add": (x, plans.pack_plan(sinpe.Encoding(D)), *(None,) * 4, 0, False, 1.0, 0, []),
             "dropout": (x, None, 0, 1.0, []),
-            "add_backward": (x, packed_plan.pack_plan(sinpe.Encoding(D)), *(None,) * 3, 0, False, 1.0, 0, []),
+            "add_backward": (x, plans.pack_plan(sinpe.Encoding(D)), *(None,) * 3, 0, False, 1.0, 0, []),
         }[name]
         for call in (getattr(torch.ops.sinpe_ext, name).default, OPERATORS[name].reference):
             made = call(*arguments)

@@ -15,8 +15,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalPositionalEncoding as Layer
-from sinpe_ext import checks
 from sinpe_ext.backend import loader
+from sinpe_ext.encodings import tracing
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit.script"), pytest.mark.usefixtures("reset_dynamo")]
 
@@ -260,7 +260,7 @@ def test_constant_in_graph_equals_assume_constant_result() -> None:
     def marked() -> None: ...
 
     torch.compiler.assume_constant_result(marked)
-    assert vars(marked) == vars(checks.constant_in_graph(lambda: None))
+    assert vars(marked) == vars(tracing.constant_in_graph(lambda: None))
 
 
 def test_kernels_are_loaded_before_the_graph_runs(monkeypatch: pytest.MonkeyPatch) -> None:

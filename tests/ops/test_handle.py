@@ -7,16 +7,15 @@ import torch
 from torch import Tensor
 
 import sinpe_ext as sinpe
-from sinpe_ext import checks
-from sinpe_ext.runtime import handle
+from sinpe_ext.encodings import handle, resolve
 
 GRID = sinpe.convention("mae2d", 8)
 
 
 @pytest.mark.parametrize("encoding", [sinpe.Encoding(8), GRID, "t2t", 8, None])
 def test_function_by_handle_equals_function(encoding: object) -> None:
-    assert handle.by_handle(checks.grid_dim_and_starts)(encoding, 8) == checks.grid_dim_and_starts(encoding, 8)
-    assert handle.by_handle(checks.encoding)(value=encoding, dim=8, piece=-1) == checks.encoding(encoding, 8, -1)
+    assert handle.by_handle(resolve.grid_dim_and_starts)(encoding, 8) == resolve.grid_dim_and_starts(encoding, 8)
+    assert handle.by_handle(resolve.encoding)(value=encoding, dim=8, piece=-1) == resolve.encoding(encoding, 8, -1)
 
 
 def test_only_equal_encodings_share_a_graph() -> None:

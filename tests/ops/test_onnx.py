@@ -14,7 +14,7 @@ from traced_models import Call, ids, x
 
 import sinpe_ext as sinpe
 from sinpe_ext.encodings.plan import plan
-from sinpe_ext.ops import onnx_graph
+from sinpe_ext.operations import onnx as onnx_graph
 
 onnx = pytest.importorskip("onnx", reason="ONNX export needs onnx")
 pytest.importorskip("onnxscript", reason="ONNX export needs onnxscript")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import sinpe_ext as sinpe
 from sinpe_ext.backend import loader
-from sinpe_ext.ops import packed_plan
+from sinpe_ext.operations import plans as packed_plan
 
 B, S, D = 2, 5, 8
 ENCODING = sinpe.Encoding(D)
@@ -202,7 +202,7 @@ def test_products_beyond_int64() -> None:
 ATTACK = """
 import random, sys, torch
 import sinpe_ext as sinpe
-from sinpe_ext.ops import packed_plan
+from sinpe_ext.operations import plans as packed_plan
 draw = random.Random(int(sys.argv[1]))
 assert sinpe.backend_info().device("cpu").backend == "compiled"
 FAR = [0, 1, -1, 2, 7, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, -(2**63)]

@@ -12,9 +12,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sinpe_ext as sinpe
-from sinpe_ext.calls import grid_rows
 from sinpe_ext.encodings.plan import plan
-from sinpe_ext.ops import packed_plan
+from sinpe_ext.operations import grid_rows
+from sinpe_ext.operations import plans as packed_plan
 
 B, S, D = 2, 3, 8
 ENCODING = sinpe.convention("fairseq", D)

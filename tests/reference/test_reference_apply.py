@@ -18,8 +18,8 @@ from torch import Tensor
 from sinpe_ext import reference
 from sinpe_ext.encodings.encoding import Encoding
 from sinpe_ext.encodings.plan import plan
+from sinpe_ext.operations.records import Add, Dropout, Embed, EmbedBackward, RowDots
 from sinpe_ext.reference import apply, tiles
-from sinpe_ext.reference.operands import Add, Dropout, Embed, EmbedBackward, RowDots
 
 B, S, D, V = 3, 5, 11, 7
 PLAN = plan(Encoding(D))

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from ..runtime import observers
-from . import dense_tensor, same_device
+from .. import torch_state
+from ..encodings.values import dense_tensor
+from .checks import same_device
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -39,7 +40,7 @@ def check_disjoint(out: torch.Tensor, **read: Any) -> None:
     Tensors whose memory ranges overlap count as sharing.
     """
     out = _elements_of(out)
-    if torch.compiler.is_compiling() or type(out) not in _PLAIN or observers.no_data(out.device) or not out.numel():
+    if torch.compiler.is_compiling() or type(out) not in _PLAIN or torch_state.no_data(out.device) or not out.numel():
         return
     for name, t in read.items():
         t = _elements_of(t)
@@ -107,7 +108,7 @@ def overlaps_partly(out: torch.Tensor, x: torch.Tensor) -> bool:
 
     Exact for equal strides; otherwise tensors whose memory ranges overlap count as sharing.
     """
-    if observers.no_data(out.device) or not x.numel():
+    if torch_state.no_data(out.device) or not x.numel():
         return False
     size, distance = out.element_size(), x.data_ptr() - out.data_ptr()
     if _strides(out) == _strides(x):

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import checks
 from ..backend import loader
+from ..device_constants import on_device
+from ..encodings import resolve
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding, Piece
-from ..ops import encoded_rows, traced
-from ..ops.traced import constant_in_graph
 from ..reference.grid_add import HEADER_WORDS, MAGIC
-from ..runtime.device_constants import on_device
-from ..runtime.outside_modes import outside_modes
+from ..torch_state import outside_modes
+from . import encoded_rows
+from .plans import Given, constant_in_graph
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -31,34 +31,34 @@ MAX_CACHED = 1 << 16  # elements of the rows of a grid's axes; those of larger g
 @constant_in_graph
 def layout(value: Any, dim: int | None) -> tuple[tuple[int, int, int, int, int], ...]:
     """Each piece of a grid as (axis, first channel, step between channels, number of channels, start)."""
-    pieces = checks.grid(value, dim).pieces
+    pieces = resolve.grid(value, dim).pieces
     return tuple((p.axis, p.first, p.step, p.encoding.dim, p.encoding.start) for p in pieces)
 
 
 @constant_in_graph
 def equal_axes(value: Any, dim: int | None) -> tuple[str, tuple[int, ...]] | None:
     """(arrangement, order of the axes) of a grid whose axes have equal encodings that cover all channels, else None."""
-    grid = checks.grid(value, dim)
+    grid = resolve.grid(value, dim)
     if len({axis.replace(start=0) for axis in grid.axes}) > 1 or grid.dim != sum(axis.dim for axis in grid.axes):
         return None
     return grid.arrangement, tuple(range(grid.ndim)) if grid.order is None else grid.order
 
 
-def rows_of(given: traced.Given, length: int, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+def rows_of(given: Given, length: int, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Rows of one piece at positions encoding.start + start, ...; start may be a 0-d tensor."""
     if isinstance(start, Tensor):
-        encoding = checks.encoding(*given)
+        encoding = resolve.encoding(*given)
         return encode_piece(given, torch.arange(length, device=device) + (start + encoding.start), dtype)
     if _is_compiling():
-        return traced.table(given, length, start, dtype, device)
-    return encoded_rows.table(checks.encoding(*given), length, start, dtype, device)
+        return encoded_rows.graph_table(given, length, start, dtype, device)
+    return encoded_rows.eager_table(resolve.encoding(*given), length, start, dtype, device)
 
 
-def encode_piece(given: traced.Given, positions: Tensor, dtype: torch.dtype) -> Tensor:
+def encode_piece(given: Given, positions: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows of one piece at the given positions, differentiable."""
     if _is_compiling():
-        return traced.encode(given, positions, dtype)
-    return encoded_rows.encode(positions, checks.encoding(*given), dtype)
+        return encoded_rows.graph_encode(given, positions, dtype)
+    return encoded_rows.eager_encode(positions, resolve.encoding(*given), dtype)
 
 
 def table(

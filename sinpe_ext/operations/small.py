@@ -15,17 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
-from .. import checks
+from .. import torch_state
 from ..backend import loader
+from ..encodings import resolve
 from ..encodings.encoding import Encoding
-from ..ops.embed import EMBED
-from ..ops.packed_plan import pack_plan, pack_plan_cpu
-from ..ops.rows import ADD, ADD_OUT, ENCODE, TABLE, TABLE_OUT
-from ..runtime import observers
-from ..runtime.observers import device_checks_requested, is_intercepted
+from ..torch_state import device_checks_requested, is_intercepted
 from . import grid_rows
+from .add import ADD, ADD_OUT
+from .embed import EMBED
+from .encoded_rows import ENCODE, TABLE, TABLE_OUT
 from .grid_add import GridAdd
-from .rows import AddArguments
+from .plans import pack_plan, pack_plan_cpu
+from .records import AddArguments
 
 MAX_START = 2**62  # a CUDA kernel cannot raise an error for positions beyond int64
 POSITION_DTYPES = torch.float32, torch.int64, torch.float64
@@ -40,7 +41,7 @@ def _supported_encoding(given: Any, dim: int) -> Encoding | None:
     for `dim` channels."""
     if given is None or type(given) is str:
         try:
-            given = None if checks.is_grid(given) else checks.encoding(given, dim)
+            given = None if resolve.is_grid(given) else resolve.encoding(given, dim)
         except (TypeError, ValueError):  # the general path raises the error of the first invalid argument
             return None
     # dim is compared here because a CUDA kernel cannot raise for another number of channels.
@@ -63,7 +64,7 @@ def _grid(given: Any, x: Tensor) -> tuple[Any, int, int, int, int, int] | None:
     """The operands of a grid whose axes are dimensions of x, all from 0 on: (the tensors, address and number of
     elements of the packed grid, the same of the rows of its axes, number of samples)."""
     try:
-        if not checks.is_grid(given):
+        if not resolve.is_grid(given):
             return None
         call = GridAdd(AddArguments(x, given))
     except (TypeError, ValueError, RuntimeError):  # the general path raises it again
@@ -88,7 +89,7 @@ def _set_up(module: Any) -> bool:
     )
     global _is_intercepted
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
-    conditions = observers.CONDITIONS, observers.VARIABLES, is_intercepted
+    conditions = torch_state.CONDITIONS, torch_state.VARIABLES, is_intercepted
     is_usable: bool = exchange is not None and module.set_up(exchange, Tensor, *of_torch, *conditions, _plan, _grid)
     if is_usable:
         _is_intercepted = module.is_intercepted

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .. import checks
-from ..checks.part import refuse_in_context_parallel
+from ..encodings import values
 from ..encodings.values import strided_tensor
-from ..runtime.observers import needs_operations, should_check_values
-from . import tables
+from ..torch_state import needs_operations, should_check_values
+from . import checks, table
 from .add import SequenceAdd
+from .call import RowsCall
 from .embed import EmbedCall
-from .rows import AddArguments, EmbedArguments, RowsCall
+from .records import AddArguments, EmbedArguments
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -157,7 +157,7 @@ class Sequences:
         advice = f"pass torch.nested.nested_tensor_from_jagged(values, {self.name}.offsets())"
         if not is_jagged(value):
             raise TypeError(
-                f"{name}: expected a jagged nested tensor, as {self.name} is, got {checks.described(value)}; {advice}"
+                f"{name}: expected a jagged nested tensor, as {self.name} is, got {values.described(value)}; {advice}"
             )
         other = Sequences(name, value)
         if not self._has_same_offsets(other):
@@ -180,21 +180,21 @@ class Sequences:
         rows, of = of.rows, of._replace(shape=self.shape, batch=self.count, rows=self.longest)
         if positions is not None:
             checks.start_beside_positions(start)
-            values = checks.positions(self.values_of("positions", positions))
-            if values.dim() != 1 or values.shape[0] != rows:
+            of_rows = checks.positions(self.values_of("positions", positions))
+            if of_rows.dim() != 1 or of_rows.shape[0] != rows:
                 raise ValueError(
                     f"positions: expected shape {self.shape[:2]}, one for each row of {self.name}, got "
-                    f"{tuple(positions.shape)} with {values.shape[0]} rows of values; reshape it"
+                    f"{tuple(positions.shape)} with {of_rows.shape[0]} rows of values; reshape it"
                 )
-            checks.same_device("positions", values, of)
-            return values.unsqueeze(0)
-        refuse_in_context_parallel()
+            checks.same_device("positions", of_rows, of)
+            return of_rows.unsqueeze(0)
+        checks.refuse_in_context_parallel()
         if isinstance(start, Tensor):
             start, first = checks.start_tensor(start, of, first), 0
         elif not (_is_compiling() and isinstance(start, (int, torch.SymInt))):
             checks.refuse_list(start, of)
-            start = checks.start(start)
-            checks.position_range(first + start, of.rows)
+            start = values.start(start)
+            values.position_range(first + start, of.rows)
         return sequence_positions(self.ends, rows, start + first).unsqueeze(0)
 
     def check_no_padding_mask(self, mask: Any) -> None:
@@ -202,7 +202,7 @@ class Sequences:
         if mask is not None:
             raise ValueError(
                 f"padding_mask: expected None for a jagged {self.name}, which has no padding, got "
-                f"{checks.described(mask)}; leave it out"
+                f"{values.described(mask)}; leave it out"
             )
 
     def check_seq_dim(self, seq_dim: Any) -> None:
@@ -231,8 +231,8 @@ class JaggedAdd(_JaggedCall, SequenceAdd):
         if not given.is_sequence():
             raise ValueError(
                 "encoding, grid_shape, extra_tokens: expected an encoding of one dimension, None and 0 for a jagged x, "
-                f"got {checks.shown(given.encoding)}, {checks.shown(given.grid_shape)} and "
-                f"{checks.shown(given.extra_tokens)}; call add(x.values(), ...) with positions of its rows"
+                f"got {values.shown(given.encoding)}, {values.shown(given.grid_shape)} and "
+                f"{values.shown(given.extra_tokens)}; call add(x.values(), ...) with positions of its rows"
             )
         of.check_no_padding_mask(given.padding_mask)
         rank = len(of.shape)
@@ -286,4 +286,4 @@ class JaggedEmbed(_JaggedCall, EmbedCall):
 def encode(positions: Tensor, encoding: Any, dim: Any, dtype: Any, allow_16bit: Any) -> Tensor:
     """`encode` of jagged positions."""
     sequences = Sequences("positions", positions)
-    return sequences.like(tables.encode(sequences.values, encoding, dim, dtype, allow_16bit))
+    return sequences.like(table.encode(sequences.values, encoding, dim, dtype, allow_16bit))

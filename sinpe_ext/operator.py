@@ -1,9 +1,9 @@
 """`Operator`: definition of one of torch.ops.sinpe_ext.*, and its call from Python.
 
-rows.py, embed.py, packed_plan.py and seed_tensor.py define the operators, each with its schema, reference
-implementation (`reference/`), fake kernel, vmap rule and derivative. The compiled libraries contain implementations
-only: a second definition of an operator would abort the process. No operator is on an autocast list: positions,
-frequencies and x keep their dtypes under autocast.
+The files of operations/ define the operators, each with its schema, reference implementation (`reference/`), fake
+kernel, vmap rule and derivative. The compiled libraries contain implementations only: a second definition of an
+operator would abort the process. No operator is on an autocast list: positions, frequencies and x keep their dtypes
+under autocast.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backend import loader
-from ..runtime import registration
-from ..runtime.observers import is_traced
+from .backend import loader, registration
+from .torch_state import is_traced
 
 NAMESPACE = "sinpe_ext"
 OPERATORS: dict[str, Operator] = {}  # by name

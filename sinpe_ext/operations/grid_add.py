@@ -1,35 +1,232 @@
-"""One call of `add` with a grid, or with a sequence behind extra tokens.
+"""`add` with a grid, or with a sequence behind extra tokens: the layout of x, the checked call and its derivative.
 
-If one encoding covers all channels of x, the operators of `ops/rows.py` generate its rows while they process x. If a
-grid has several pieces and all samples have the same coordinates, the rows of the axes are generated once and the
-operator `add_grid_out` combines them. If each grid point has its own coordinates, each piece of the grid is a separate
-`add` on its channels. The dropout mask depends on the index of an element in x alone, so it is the same in all these
-cases.
+If one encoding covers all channels of x, the operators of `add.py` generate its rows while they process x. If a grid
+has several pieces and all samples have the same coordinates, the rows of the axes are generated once and the operator
+`add_grid_out` combines them. If each grid point has its own coordinates, each piece of the grid is a separate `add` on
+its channels. The dropout mask depends on the index of an element in x alone, so it is the same in all these cases.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import checks
-from ..checks import grids, seeds
-from ..checks.part import Part, refuse_in_context_parallel
+from ..encodings import resolve, values
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding, Piece
-from ..ops.packed_plan import pack_plan
-from ..ops.rows import ADD, ADD_GRID_OUT, ADD_OUT, DROPOUT
-from ..reference.operands import Add, AddGrid, Dropout
+from ..operator import Operator
+from ..reference import grid_add, philox
 from ..reference.tiles import arranged
-from . import grid_gradient, grid_rows
-from .add import SequenceAdd
-from .grid_form import GridForm
-from .rows import AddArguments
+from . import checks, grid_rows
+from .add import ADD, ADD_OUT, SequenceAdd, position_gradient, row_dots_of
+from .dropout import DROPOUT, scaled
+from .encoded_rows import ROW_DOTS
+from .plans import pack_plan
+from .records import Add, AddArguments, AddGrid, Dropout, Part
 
 _is_compiling = torch.compiler.is_compiling
+
+
+class GridForm:
+    """The layout of x of `add` for a grid, or for a sequence with extra tokens. `places` are the points of the grid.
+
+    Attributes:
+        lengths: lengths of the axes; (S,) if the grid is flattened and no `grid_shape` was given.
+        extra: number of extra tokens, which precede the grid in the sequence.
+        canonical_shape: (*B, S, C), without extra tokens.
+        rng_offsets: Philox counter base and stride of each dimension of the canonical form, in row-major order of x's
+            own shape, or of the shape of the whole that x is a part of.
+        own_rng_offsets: the same for x as it is; its first entry, `first`, is the index of x's first element.
+        is_evenly_spaced: whether the places of a sample are evenly spaced in the whole. In a box cut out of a grid they
+            are not, and `rng_offsets` is invalid.
+    """
+
+    def __init__(
+        self, arguments: AddArguments, axes: int, part: Part | None = None, is_flat: bool | None = None
+    ) -> None:
+        x, grid_shape, seq_dim = arguments.x, arguments.grid_shape, arguments.seq_dim
+        rank, shape = x.dim(), x.shape
+        self.extra = checks.extra_tokens(arguments.extra_tokens)
+        self.channels_at = checks.axis("channel_dim", arguments.channel_dim, rank)
+        others = [d for d in range(rank) if d != self.channels_at]
+        given = None if grid_shape is None else checks.grid_lengths("grid_shape", grid_shape, axes)
+        rows_at = checks.axis("seq_dim", seq_dim, rank)
+        if axes == 1 and seq_dim == -2 and rows_at == self.channels_at and others:
+            rows_at = others[-1]  # channels first
+        if is_flat is None:
+            is_flat = axes == 1 or self._decide(arguments, given, axes, others, rows_at)
+        self.is_flat = is_flat
+        if self.is_flat:
+            checks.two_dimensions(rows_at, self.channels_at, seq_dim, arguments.channel_dim)
+            self.rows_at = [rows_at]
+            size = shape[rows_at] - self.extra
+            if size < 0 or (given is not None and size != math.prod(given)):
+                self._refuse(x, given)
+            self.lengths: tuple[int, ...] = (size,) if given is None else given
+        else:
+            if rows_at != rank - 2:
+                raise ValueError(
+                    f"seq_dim: expected -2, its default, where the grid's axes are dimensions of x, got {seq_dim}; use "
+                    "x.movedim to bring the axes to the end"
+                )
+            self.rows_at = others[len(others) - axes :]
+            self.lengths = tuple(shape[d] for d in self.rows_at)
+        self.grid_shape = grid_shape
+        self.batch_at = [d for d in others if d not in self.rows_at]
+        self.batch = shape[self.batch_at[0]] if self.batch_at else 1
+        self.places = math.prod(self.lengths)
+        self.canonical_shape = (*(shape[d] for d in self.batch_at), self.places, shape[self.channels_at])
+        steps = philox.row_major(shape if part is None else part.shape)
+        self.first = 0 if part is None else sum(at * step for at, step in zip(part.first, steps, strict=True))
+        self.own_rng_offsets = [self.first, *steps]
+        self.is_evenly_spaced = all(steps[a] == shape[b] * steps[b] for a, b in itertools.pairwise(self.rows_at))
+        self.rng_offsets = [self.first + (self.extra * steps[self.rows_at[0]] if self.is_flat else 0)]
+        self.rng_offsets += [*(steps[d] for d in self.batch_at), steps[self.rows_at[-1]], steps[self.channels_at]]
+
+    def _decide(self, arguments: AddArguments, given: Any, axes: int, others: list[int], rows_at: int) -> bool:
+        """Whether the grid is flattened in the sequence; `given` is grid_shape, `others` all dimensions except the
+        channels."""
+        x, positions = arguments.x, arguments.positions
+        rank, shape = x.dim(), tuple(x.shape)
+        at = others[len(others) - axes :]
+        if given is None:
+            has_positions = isinstance(positions, Tensor) and positions.dim() > 1
+            if rank > axes + 1 and not self.extra:
+                if has_positions and positions.dim() <= 3 and positions.shape[-2] == shape[rows_at]:
+                    dims = tuple(shape[d] for d in at)
+                    if tuple(positions.shape[:-1])[-axes:] != dims:  # coordinates for each row of the sequence
+                        return True
+                self._check_channels_outside(at)
+                return False
+            if has_positions:
+                return True
+            why = f"extra_tokens={self.extra}" if self.extra else f"x of {rank} dimensions and a grid of {axes} axes"
+            raise ValueError(
+                f"grid_shape: expected the grid's lengths for {why}, got None with x of shape {shape}; pass "
+                f"grid_shape=({', '.join('HWD'[:axes] if axes < 4 else ['...'])}), of places in the sequence of x, or "
+                "of dimensions of an x without batch; for channels first also channel_dim"
+            )
+        if rows_at != self.channels_at and shape[rows_at] == self.extra + math.prod(given):
+            return True
+        if len(others) >= axes and tuple(shape[d] for d in at) == given and not self.extra:
+            self._check_channels_outside(at)
+            return False
+        self._refuse(x, given)
+        return True
+
+    def _refuse(self, x: Tensor, given: Any) -> None:
+        """Raises ValueError for a grid_shape, or extra_tokens, that does not match the shape of x."""
+        shape = tuple(x.shape)
+        if given is None:
+            raise ValueError(
+                f"extra_tokens: expected at most {shape[self.rows_at[0]]}, the sequence of x of shape {shape}, got "
+                f"{self.extra}; lower it"
+            )
+        raise ValueError(
+            f"grid_shape: expected a sequence of {self.extra + math.prod(given)} rows (extra_tokens and "
+            f"{' * '.join(map(str, given))} cells) or the dimensions {given} in x, got x of shape {shape}; pass the "
+            "grid_shape, seq_dim and channel_dim of x"
+        )
+
+    def _check_channels_outside(self, rows_at: Sequence[int]) -> None:
+        """Raises ValueError if the channels lie between the grid's dimensions."""
+        if rows_at[0] < self.channels_at < rows_at[-1]:
+            raise ValueError(
+                f"channel_dim: expected the channels before or after the grid's dimensions {tuple(rows_at)}, got "
+                f"{self.channels_at}, which lies between them; use x.movedim(channel_dim, -1)"
+            )
+
+    def shapes(self) -> list[tuple[tuple[int, ...], bool]]:
+        """The shapes that positions (without the coordinates) and padding_mask may have, each with whether its first
+        dimension is the batch."""
+        every: list[tuple[tuple[int, ...], bool]] = []
+        for dims in ((self.places,), tuple(self.lengths)) if self.is_flat else (tuple(self.lengths),):
+            every += [(dims, False)]
+            every += [((1, *dims), True), ((self.batch, *dims), True)] if self.batch_at else []
+        return every
+
+    def is_viewable(self, t: Tensor) -> bool:
+        """Whether the places of a tensor with the shape of x are evenly spaced in memory, so that they can be viewed as
+        one dimension."""
+        sized = [(t.shape[d], t.stride(d)) for d in self.rows_at if t.shape[d] != 1]
+        return all(step == size * inner for (_, step), (size, inner) in itertools.pairwise(sized))
+
+    def canonical(self, t: Tensor) -> Tensor:
+        """A tensor with the shape of x as (*B, S, C): a view if `is_viewable`."""
+        t = t.permute(*self.batch_at, *self.rows_at, self.channels_at)
+        first = len(self.batch_at)
+        if self.is_flat:
+            return t.narrow(first, self.extra, t.shape[first] - self.extra) if self.extra else t
+        return t.flatten(first, first + len(self.rows_at) - 1) if len(self.rows_at) > 1 else t
+
+    def front(self, t: Tensor) -> Tensor:
+        """The extra tokens of a tensor with the shape of x."""
+        return t.narrow(self.rows_at[0], 0, self.extra)
+
+    def restored(self, canonical: Tensor) -> Tensor:
+        """The inverse of `canonical`, without the extra tokens."""
+        t = canonical if self.is_flat else canonical.unflatten(len(self.batch_at), self.lengths)
+        order = [*self.batch_at, *self.rows_at, self.channels_at]
+        return t if order == sorted(order) else t.permute(*(order.index(d) for d in range(len(order))))
+
+
+class DifferentiableGrid(torch.autograd.Function):
+    """`add` with a grid, differentiable in x, alpha (a tensor or None) and positions ((1 or B, S, axes) or None); the
+    result is written to x or to a new tensor."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, alpha: Tensor | None, positions: Tensor | None, call: GridAdd, into_x: bool
+    ) -> Tensor:
+        ctx.form, ctx.scale, ctx.drop_threshold = call.form, call.scale, call.drop_threshold
+        ctx.pieces = [(p.axis, p.first, p.step, p.encoding.dim) for p in call.grid.pieces]
+        ctx.packed_plans = [call.packed_plan_of(k) for k in range(len(ctx.pieces))]
+        ctx.own_rng_offsets = [] if call.is_whole else call.form.own_rng_offsets
+        ctx.rng_offsets = [call.rng_offsets_at(p.first, p.step) for p in call.grid.pieces]
+        every = call.coordinates() if ctx.needs_input_grad[1] or ctx.needs_input_grad[2] else None
+        ctx.save_for_backward(every if positions is None else positions, call.padding_mask, alpha, call.seed)
+        if into_x:
+            ctx.mark_dirty(x)
+            return call.run(x)
+        return call.run()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        positions, mask, alpha, seed = ctx.saved_tensors
+        (grad,) = grads
+        form: GridForm = ctx.form
+        to_x = to_alpha = to_positions = None
+        if ctx.needs_input_grad[0]:
+            to_x = scaled(Dropout(grad, seed, ctx.drop_threshold, ctx.scale, ctx.own_rng_offsets))
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            places = form.canonical(grad)
+            of_axes: list[Any] = [None] * positions.shape[-1]
+            for (axis, first, step, count), packed_plan, rng_offsets in zip(
+                ctx.pieces, ctx.packed_plans, ctx.rng_offsets, strict=True
+            ):
+                part = places[..., first : first + (count - 1) * step + 1 : step]
+                at = positions[..., axis]
+                a = Add(
+                    part, packed_plan, at, mask, alpha, seed, drop_threshold=ctx.drop_threshold, rng_offsets=rng_offsets
+                )
+                if ctx.needs_input_grad[1]:
+                    dots = ROW_DOTS(*row_dots_of(part, a)).sum()
+                    to_alpha = dots if to_alpha is None else to_alpha + dots
+                if ctx.needs_input_grad[2]:
+                    one = position_gradient(part, a)
+                    of_axes[axis] = one if of_axes[axis] is None else of_axes[axis] + one
+            if to_alpha is not None:
+                to_alpha = to_alpha.reshape(alpha.shape).to(alpha.dtype)
+            if ctx.needs_input_grad[2]:
+                zero = torch.zeros(positions.shape[:-1], dtype=positions.dtype, device=positions.device)
+                to_positions = torch.stack([zero if one is None else one for one in of_axes], -1)
+        return to_x, to_alpha, to_positions, None, None
 
 
 class GridAdd(SequenceAdd):
@@ -56,7 +253,7 @@ class GridAdd(SequenceAdd):
     def __init__(self, given: AddArguments, part: Part | None = None, is_flat: bool | None = None) -> None:
         self._set_x(given.x)
         x, encoding, channel_dim = given.x, given.encoding, given.channel_dim
-        checks.check_storage_bounds("x", x)  # here, because views of x are created before a kernel could check
+        values.check_storage_bounds("x", x)  # here, because views of x are created before a kernel could check
         channels_at = checks.axis("channel_dim", channel_dim, x.dim())
         shape = x.shape
         width = shape[channels_at] if part is None else part.shape[channels_at]
@@ -64,13 +261,13 @@ class GridAdd(SequenceAdd):
             self.columns = part.first[channels_at], shape[channels_at]
         self.grid_given = (encoding, operator.index(width))
         dim, self.firsts = _dim_and_starts(x, channel_dim, *self.grid_given)
-        is_grid = checks.is_grid(encoding)
+        is_grid = resolve.is_grid(encoding)
         if not is_grid:
-            grids.refuse_grid_shape(given.grid_shape, "pass a GridEncoding, or the name of one")
+            checks.refuse_grid_shape(given.grid_shape, "pass a GridEncoding, or the name of one")
         checks.channels(x, width, dim)
-        self.scale = checks.factor("scale", given.scale)
+        self.scale = values.factor("scale", given.scale)
         if given.positions is not None:
-            checks.dense_tensor("positions", given.positions)
+            values.dense_tensor("positions", given.positions)
         self.form = form = GridForm(given, len(self.firsts), part, is_flat)
         self.whole_rows, self.is_whole = form.places, part is None
         self.shape = torch.Size(form.canonical_shape)
@@ -82,8 +279,8 @@ class GridAdd(SequenceAdd):
             self._set_coordinates(given, form)
         else:
             self._set_sequence_after_extra_tokens(of, given)
-        self.drop_threshold = checks.drop_threshold(given.dropout)
-        self._given_seed = seeds.checked(given.seed, self.device)
+        self.drop_threshold = values.drop_threshold(given.dropout)
+        self._given_seed = checks.seed(given.seed, self.device)
         self.seed: Tensor | None = None
         self.rng_offsets = form.rng_offsets
         self.front_rng_offsets = _front_rng_offsets(form)
@@ -96,7 +293,7 @@ class GridAdd(SequenceAdd):
 
     def _set_sequence_after_extra_tokens(self, of: checks.Target, given: AddArguments) -> None:
         """Checks the arguments of a one-dimensional encoding with extra tokens, as without them."""
-        self.encoding = checks.encoding(*self.grid_given)
+        self.encoding = resolve.encoding(*self.grid_given)
         self._set_positions(of, given.positions, given.start)
         mask = given.padding_mask
         self.padding_mask = None if mask is None else checks.padding_mask(mask, of)
@@ -106,16 +303,16 @@ class GridAdd(SequenceAdd):
         """Checks and stores positions, start and padding_mask of a grid."""
         axes, mask = len(self.firsts), given.padding_mask
         shapes = form.shapes() if given.positions is not None or mask is not None else []
-        self.padding_mask = None if mask is None else grids.padding_mask(mask, shapes, self.x)
+        self.padding_mask = None if mask is None else checks.grid_padding_mask(mask, shapes, self.x)
         self.positions: Tensor | None = None
         self.starts = [0] * axes
         if given.positions is not None:
             checks.start_beside_positions(given.start)
-            self.positions = grids.positions(given.positions, axes, shapes, self.x)
+            self.positions = checks.grid_positions(given.positions, axes, shapes, self.x)
             return
-        refuse_in_context_parallel()
+        checks.refuse_in_context_parallel()
         batch = form.batch if form.batch_at else None
-        found = grids.starts(given.start, self.firsts, form.lengths, batch, self.device)
+        found = checks.grid_starts(given.start, self.firsts, form.lengths, batch, self.device)
         if isinstance(found, Tensor):
             self.positions = self._implicit_coordinates([0] * axes) + found.unsqueeze(1)
         else:
@@ -137,7 +334,7 @@ class GridAdd(SequenceAdd):
             first, count = self.columns
             self.columns = min(first, width - 1), max(count, 1)  # one channel broadcasts to data without channels
         self.given = value, width, 0 if is_grid else self.columns
-        self.encoding = checks.encoding(*self.given)
+        self.encoding = resolve.encoding(*self.given)
         if self.positions is not None:
             self.positions = self.positions.select(-1, 0) if self.positions.dim() > 2 else self.positions
         elif isinstance(self.starts[0], Tensor):
@@ -148,7 +345,7 @@ class GridAdd(SequenceAdd):
 
     @property
     def grid(self) -> GridEncoding:
-        return checks.grid(*self.grid_given)
+        return resolve.grid(*self.grid_given)
 
     def coordinates(self) -> Tensor:
         """The coordinates of each grid point, (1 or B, S, axes), computed if they are implicit. (Grids only.)"""
@@ -296,7 +493,7 @@ class GridAdd(SequenceAdd):
 
     def _differentiable(self, into_x: bool) -> Tensor:
         positions = None if self.positions is None else self.coordinates()
-        return grid_gradient.DifferentiableGrid.apply(self.x, self.alpha_or_none(), positions, self, into_x)
+        return DifferentiableGrid.apply(self.x, self.alpha_or_none(), positions, self, into_x)
 
     def packed_plan_of(self, index: int) -> Tensor:
         """The packed plan of a piece of a grid."""
@@ -339,14 +536,30 @@ def _front_rng_offsets(form: GridForm) -> list[int]:
 
 
 def _dim_and_starts(x: Tensor, channel_dim: Any, encoding: Any, width: int) -> tuple[int, tuple[int, ...]]:
-    """`checks.grid_dim_and_starts`; if a named convention does not accept the number of channels, the error also
+    """`resolve.grid_dim_and_starts`; if a named convention does not accept the number of channels, the error also
     mentions channel_dim."""
     if _is_compiling() or not isinstance(encoding, str):
-        return checks.grid_dim_and_starts(encoding, width)
+        return resolve.grid_dim_and_starts(encoding, width)
     try:
-        return checks.grid_dim_and_starts(encoding, width)
+        return resolve.grid_dim_and_starts(encoding, width)
     except ValueError as error:
         raise ValueError(
             f"{error} (x of shape {tuple(x.shape)} has {width} channels in its dimension {channel_dim}; channel_dim "
             "says where they are)"
         ) from None
+
+
+# `grid` is a grid packed into int64 words, `values` the rows of its axes (`grid_rows.py`), on the device of x.
+
+
+def _add_grid_out(*operands: Any) -> None:
+    *of_sum, out = operands
+    grid_add.add(AddGrid(*of_sum), out)
+
+
+ADD_GRID_OUT = Operator(
+    "add_grid_out(Tensor x, Tensor values, Tensor grid, Tensor? padding_mask, Tensor? seed, float scale, int drop, "
+    "SymInt[] elements, Tensor(a!) out) -> ()",
+    reference=_add_grid_out,
+    fake=lambda *_: None,
+)

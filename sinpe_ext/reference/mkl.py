@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from .outside_modes import outside_modes
+from ..torch_state import outside_modes
 
 _lock = threading.Lock()
 _done = False

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .outside_modes import outside_modes
+from .torch_state import outside_modes
 
 MAX_COPIES = 512  # cached copies; a base that changes with every sequence must not fill the memory
 

@@ -3,67 +3,52 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import checks
+from .. import torch_state
 from ..backend import loader
-from ..checks import grids, memory
-from ..ops import encoded_rows, traced
-from ..ops.packed_plan import pack_plan
-from ..runtime import observers
-from ..runtime.tracing import refuse_jit_trace
-from . import grid_rows
+from ..encodings import resolve, values
+from ..encodings.tracing import refuse_jit_trace
+from . import checks, encoded_rows, grid_rows, memory, plans
+from .plans import pack_plan
+from .records import TableArguments
 
 _is_compiling = torch.compiler.is_compiling
-
-
-class TableArguments(NamedTuple):
-    """The arguments of `table` as given by the caller; see `functional.table`."""
-
-    length: Any
-    encoding: Any
-    start: Any = 0
-    dtype: Any = None
-    device: Any = None
-    out: Any = None
-    flatten: Any = False
-    extra_tokens: Any = 0
-    dim: Any = None
 
 
 def table(given: TableArguments) -> Tensor:
     """`sinpe_ext.table` without a device mesh."""
     refuse_jit_trace()
-    dtype, dim = checks.table_dtype(given.dtype, given.device, given.out), checks.dim_beside(given.encoding, given.dim)
+    dtype, dim = checks.table_dtype(given.dtype, given.device, given.out), resolve.dim_beside(given.encoding, given.dim)
     given = given._replace(dtype=dtype, dim=dim)
-    is_grid = checks.is_grid(given.encoding)
-    if is_grid or grids.extra(given.extra_tokens):
+    is_grid = resolve.is_grid(given.encoding)
+    if is_grid or checks.extra_tokens(given.extra_tokens):
         return _of_grid(given if is_grid else given._replace(length=(given.length,)))
     length, start, device, out = given.length, given.start, given.device, given.out
-    known = traced.given(given.encoding, dim)
-    encoding = checks.encoding(*known)
-    checks.flag("flatten", given.flatten)
+    known = plans.given(given.encoding, dim)
+    encoding = resolve.encoding(*known)
+    values.flag("flatten", given.flatten)
     rows: Any = length  # ints, or symbolic ints of a graph
     first: Any = start
     if not _is_compiling():
-        rows, first = checks.length(length), checks.start(start)
-        checks.position_range(encoding.start + first, rows)
+        rows, first = values.length(length), values.start(start)
+        values.position_range(encoding.start + first, rows)
     if out is not None:
         return _into(out, rows, known, first)
     if _is_compiling():  # the compiler cannot trace torch.get_default_device
         device = torch.empty(0).device if device is None else torch.device(device)
-        return traced.table(known, rows, first, dtype, device)
-    checks.addressable("length", rows, encoding.dim, dtype.itemsize)
-    device = torch.get_default_device() if device is None else checks.device(device)
-    return encoded_rows.table(encoding, rows, first, dtype, device)
+        return encoded_rows.graph_table(known, rows, first, dtype, device)
+    values.addressable("length", rows, encoding.dim, dtype.itemsize)
+    device = torch.get_default_device() if device is None else checks.torch_device(device)
+    return encoded_rows.eager_table(encoding, rows, first, dtype, device)
 
 
-def _into(out: Tensor, length: int, known: traced.Given, start: int) -> Tensor:
+def _into(out: Tensor, length: int, known: plans.Given, start: int) -> Tensor:
     """`table` with `out`, by the kernel if it can write to a tensor with these strides."""
-    encoding = checks.encoding(*known)
+    encoding = resolve.encoding(*known)
     if tuple(out.shape) != (length, encoding.dim):
         raise ValueError(
             f"out: expected shape ({length}, {encoding.dim}), (length, dim), got {tuple(out.shape)}; pass a tensor of "
@@ -71,11 +56,11 @@ def _into(out: Tensor, length: int, known: traced.Given, start: int) -> Tensor:
         )
     checks.refuse_gradient(out)
     if _is_compiling():
-        return out.copy_(traced.table(known, length, start, out.dtype, out.device))
+        return out.copy_(encoded_rows.graph_table(known, length, start, out.dtype, out.device))
     memory.writable("out", out)
     direct = encoding.angle == "exact" and (out.stride(1) == 1 or encoding.dim == 1) and not out.is_neg()
-    if not direct or observers.no_data(out.device) or not loader.compiled(out.device.type):
-        return out.copy_(encoded_rows.table(encoding, length, start, out.dtype, out.device))
+    if not direct or torch_state.no_data(out.device) or not loader.compiled(out.device.type):
+        return out.copy_(encoded_rows.eager_table(encoding, length, start, out.dtype, out.device))
     if length:
         torch.ops.sinpe_ext.table_out.default(pack_plan(encoding, out.device), start, out)
         torch.autograd.graph.increment_version(out)
@@ -85,11 +70,11 @@ def _into(out: Tensor, length: int, known: traced.Given, start: int) -> Tensor:
 def _of_grid(given: TableArguments) -> Tensor:
     """`table` of a GridEncoding, or with extra tokens."""
     length, encoding, dtype, device, out = given.length, given.encoding, given.dtype, given.device, given.out
-    dim, firsts = checks.grid_dim_and_starts(encoding, given.dim)
-    lengths = grids.lengths("length", length, len(firsts))
-    extra = grids.extra(given.extra_tokens)
+    dim, firsts = resolve.grid_dim_and_starts(encoding, given.dim)
+    lengths = checks.grid_lengths("length", length, len(firsts))
+    extra = checks.extra_tokens(given.extra_tokens)
     places = math.prod(lengths)
-    shape = (extra + places, dim) if checks.flag("flatten", given.flatten) or extra else (*lengths, dim)
+    shape = (extra + places, dim) if values.flag("flatten", given.flatten) or extra else (*lengths, dim)
     if out is not None:
         if tuple(out.shape) != shape:
             raise ValueError(f"out: expected shape {shape}, got {tuple(out.shape)}; pass a tensor of that shape")
@@ -99,10 +84,10 @@ def _of_grid(given: TableArguments) -> Tensor:
     else:
         # The compiler cannot trace torch.get_default_device.
         default = torch.empty(0).device if _is_compiling() else torch.get_default_device()
-        where = default if device is None else torch.device(device) if _is_compiling() else checks.device(device)
+        where = default if device is None else torch.device(device) if _is_compiling() else checks.torch_device(device)
         if not _is_compiling():
-            checks.addressable("length", extra + places, dim, dtype.itemsize)
-    starts = grids.starts(given.start, firsts, lengths, None, where)
+            values.addressable("length", extra + places, dim, dtype.itemsize)
+    starts = checks.grid_starts(given.start, firsts, lengths, None, where)
     rows = grid_rows.table(encoding, dim, lengths, starts, dtype, where)
     if given.flatten or extra:
         rows = rows.flatten(0, -2)
@@ -115,22 +100,22 @@ def encode(positions: Any, encoding: Any, dim: Any, dtype: torch.dtype, allow_16
     """`sinpe_ext.encode` of ordinary tensors."""
     refuse_jit_trace()
     if dim is not None:
-        dim = checks.dim_beside(encoding, dim)
-    if checks.is_grid(encoding):
+        dim = resolve.dim_beside(encoding, dim)
+    if resolve.is_grid(encoding):
         return _of_coordinates(positions, encoding, dim, dtype, allow_16bit)
-    given = traced.given(encoding, dim)
-    encoding = checks.encoding(*given)
+    given = plans.given(encoding, dim)
+    encoding = resolve.encoding(*given)
     positions = checks.positions(positions, allow_16bit=allow_16bit)
     checks.float_dtype("dtype", dtype)
     if _is_compiling():
-        return traced.encode(given, positions, dtype)
-    checks.addressable("positions", positions.numel(), encoding.dim, dtype.itemsize)
-    return encoded_rows.encode(positions, encoding, dtype)
+        return encoded_rows.graph_encode(given, positions, dtype)
+    values.addressable("positions", positions.numel(), encoding.dim, dtype.itemsize)
+    return encoded_rows.eager_encode(positions, encoding, dtype)
 
 
 def _of_coordinates(positions: Any, encoding: Any, dim: int | None, dtype: torch.dtype, allow_16bit: bool) -> Tensor:
     """`encode` with a GridEncoding."""
-    dim, firsts = checks.grid_dim_and_starts(encoding, dim)
+    dim, firsts = resolve.grid_dim_and_starts(encoding, dim)
     positions = checks.positions(positions, allow_16bit=allow_16bit)
     if positions.dim() < 1 or positions.shape[-1] != len(firsts):
         raise ValueError(
@@ -139,5 +124,5 @@ def _of_coordinates(positions: Any, encoding: Any, dim: int | None, dtype: torch
         )
     checks.float_dtype("dtype", dtype)
     if not _is_compiling():
-        checks.addressable("positions", positions.numel(), dim, dtype.itemsize)
+        values.addressable("positions", positions.numel(), dim, dtype.itemsize)
     return grid_rows.encode(encoding, dim, positions, dtype)

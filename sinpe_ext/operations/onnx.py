@@ -22,8 +22,7 @@ from torch.nn import functional
 
 from ..encodings.plan import Plan
 from ..reference.phase import TURN
-from ..runtime.observers import standard_operators_asked
-from ..runtime.outside_modes import outside_modes
+from ..torch_state import outside_modes, standard_operators_asked
 
 BITS = 26
 BASE = 2.0**BITS

@@ -1,18 +1,21 @@
-"""Whether a call is being compiled, traced, transformed (torch.func) or exported, and whether tensors have readable
-data."""
+"""What of torch's state concerns a call: whether it is compiled, traced, transformed (torch.func) or exported, and
+whether tensors have readable data."""
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
+from collections.abc import Callable
 from contextvars import ContextVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.utils import _device
 
-from .parallel import in_context_parallel
-from .tracing import constant_in_graph
+from .encodings.tracing import constant_in_graph
 
 _is_compiling = torch.compiler.is_compiling
 _modes = torch._C._len_torch_dispatch_stack
@@ -21,6 +24,9 @@ _tracing_state = torch._C._get_tracing_state
 _function_modes = torch._C._len_torch_function_stack
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 _ATTENTION = torch._C._nn.scaled_dot_product_attention  # context_parallel replaces it
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Set by `integrations.standard_operators`.
 standard_operators_asked: ContextVar[bool] = ContextVar("sinpe_ext_standard_operators", default=False)
@@ -117,3 +123,26 @@ def device_checks_requested() -> bool:
 def should_check_values(value: torch.Tensor) -> bool:
     """Whether a tensor's values are checked: on the CPU, where reading them is cheap, elsewhere only on request."""
     return (value.device.type == "cpu" or device_checks_requested()) and not unreadable(value)
+
+
+def in_context_parallel() -> bool:
+    """Whether torch.distributed.tensor.experimental.context_parallel is active: it reorders the sequence of ordinary
+    tensors, and replaces scaled_dot_product_attention by its own function."""
+    torch = sys.modules["torch"]
+    attention = torch.nn.functional.scaled_dot_product_attention
+    if attention is torch._C._nn.scaled_dot_product_attention:  # the usual answer, in a tenth of a microsecond
+        return False
+    return (getattr(attention, "__module__", None) or "").startswith("torch.distributed.tensor.experimental")
+
+
+def outside_modes(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: run the function outside of dispatch modes (fake tensors, make_fx), torch.func and inference mode, so
+    that its tensors are ordinary and can be cached. A default device still applies: the function passes `device=`.
+    """
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch._C._DisableTorchDispatch(), torch._C._DisableFuncTorch(), torch._C._InferenceMode(False):
+            return function(*args, **kwargs)
+
+    return run

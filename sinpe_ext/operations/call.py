@@ -1,70 +1,26 @@
-"""The arguments of `add` and `embed` as records, and what the two calls share after the checks: arguments in canonical
-form, and the rows of the encoding."""
+"""What the calls of `add` and `embed` share after their checks: the layout of x, and the rows of the encoding."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from .. import checks
-from ..checks import Target, seeds
-from ..checks.part import Part, refuse_in_context_parallel
-from ..ops import encoded_rows, seed_tensor, traced
-from ..ops.rows import DROPOUT
+from ..encodings import resolve, values
 from ..reference import philox
-from ..reference.operands import Dropout
 from ..reference.tiles import arranged
-from ..runtime.observers import is_functional, is_transformed
+from ..torch_state import is_functional, is_transformed
+from . import checks, dropout, encoded_rows, plans
+from .checks import Target
+from .dropout import DROPOUT
+from .records import AddArguments, Dropout, EmbedArguments, Part
 
 _is_compiling = torch.compiler.is_compiling
 _Result = TypeVar("_Result")
-
-
-class AddArguments(NamedTuple):
-    """The arguments of `add` and `add_` as given by the caller, unchecked; see `functional.add`."""
-
-    x: Any
-    encoding: Any = None
-    positions: Any = None
-    start: Any = 0
-    scale: Any = 1.0
-    alpha: Any = 1.0
-    padding_mask: Any = None
-    seq_dim: Any = -2
-    channel_dim: Any = -1
-    dropout: Any = 0.0
-    seed: Any = None
-    grid_shape: Any = None
-    extra_tokens: Any = 0
-
-    def is_sequence(self) -> bool:
-        """Whether the encoding is one-dimensional and covers all rows of x."""
-        extra = self.extra_tokens
-        return self.grid_shape is None and isinstance(extra, int) and extra == 0 and not checks.is_grid(self.encoding)
-
-
-class EmbedArguments(NamedTuple):
-    """The arguments of `embed` as given by the caller, unchecked; see `functional.embed`."""
-
-    ids: Any
-    weight: Any
-    encoding: Any = None
-    positions: Any = None
-    start: Any = 0
-    scale: Any = 1.0
-    alpha: Any = 1.0
-    dropout: Any = 0.0
-    seed: Any = None
-    padding_idx: Any = None
-    padding_mask: Any = None
-    sparse: Any = False
-    encode_padding: Any = True
-    seq_dim: Any = -1
 
 
 def cached_by_value(function: Callable[..., _Result]) -> Callable[..., _Result]:
@@ -86,8 +42,8 @@ def cached_by_value(function: Callable[..., _Result]) -> Callable[..., _Result]:
 
 @cached_by_value
 def _checked(given: Any, dim: int, columns: Any, dropout: Any) -> tuple[Any, int]:
-    """(encoding, drop_threshold); the first three arguments are those of `checks.encoding`."""
-    return checks.encoding(given, dim, columns), checks.drop_threshold(dropout)
+    """(encoding, drop_threshold); the first three arguments are those of `resolve.encoding`."""
+    return resolve.encoding(given, dim, columns), values.drop_threshold(dropout)
 
 
 class Form:
@@ -168,21 +124,21 @@ class RowsCall:
         """Checks and stores the arguments that `add` and `embed` share; `width` is the number of channels, for an
         encoding given by name or not at all."""
         self.is_empty = 0 in self.shape
-        self.given: traced.Given = arguments.encoding, width, self.columns
+        self.given: plans.Given = arguments.encoding, width, self.columns
         self.encoding, self.drop_threshold = _checked(*self.given, arguments.dropout)
         # Not cached by `cached_by_value`: 0.0 and -0.0 are equal, but results differ in sign.
         scale, alpha = arguments.scale, arguments.alpha
-        self.scale: float = scale if type(scale) is float else checks.factor("scale", scale)
+        self.scale: float = scale if type(scale) is float else values.factor("scale", scale)
         self.alpha = alpha if type(alpha) is float else checks.alpha(alpha, of)
         mask = arguments.padding_mask
         self.padding_mask = None if mask is None else checks.padding_mask(mask, of)
         self._set_positions(of, arguments.positions, arguments.start)
-        self._given_seed = None if arguments.seed is None else seeds.checked(arguments.seed, of.device)
+        self._given_seed = None if arguments.seed is None else checks.seed(arguments.seed, of.device)
         self.seed: Tensor | None = None
 
     def whole_dim(self) -> int:
         """Number of channels of the encoding; the data may have fewer, as a shard."""
-        return checks.encoding(*self.given[:2]).dim if self.columns is not None else self.encoding.dim
+        return resolve.encoding(*self.given[:2]).dim if self.columns is not None else self.encoding.dim
 
     def _set_part(self, part: Part | None, rows_at: int, channels_at: int, shape: Sequence[int]) -> tuple[int, int]:
         """Stores where data of `shape` lies in the whole; returns the numbers of rows and channels of the whole."""
@@ -205,25 +161,25 @@ class RowsCall:
             checks.same_device("positions", positions, of)
             self.positions = checks.row_tensor("positions", positions, of)
             return
-        refuse_in_context_parallel()
+        checks.refuse_in_context_parallel()
         if isinstance(start, Tensor):
             self.positions = checks.start_tensor(start, of, self.encoding.start + self.row_offset)
             self.are_starts = True
         elif _is_compiling() and isinstance(start, (int, torch.SymInt)):
             self.start = start + self.row_offset  # may be symbolic; the operator checks the range
         else:
-            if type(start) is not int or not checks.INT64_MIN <= start <= checks.INT64_MAX:
+            if type(start) is not int or not values.INT64_MIN <= start <= values.INT64_MAX:
                 checks.refuse_list(start, of)
-                start = checks.start(start)
-            checks.position_range(self.encoding.start + start, self.whole_rows)
+                start = values.start(start)
+            values.position_range(self.encoding.start + start, self.whole_rows)
             self.start = start + self.row_offset
 
     def draw(self) -> None:
         """Sets the seed, or draws it; after all checks, so that a call that raises does not advance the generator."""
         if self.is_empty:
             self.drop_threshold = 0
-        if 0 < self.drop_threshold < checks.DROP_UNIT:
-            self.seed = seed_tensor.tensor(self._given_seed, self.device)
+        if 0 < self.drop_threshold < values.DROP_UNIT:
+            self.seed = dropout.seed_tensor(self._given_seed, self.device)
 
     def needs_grad(self, *others: Tensor) -> bool:
         """Whether a gradient of this call is needed."""
@@ -237,7 +193,7 @@ class RowsCall:
         """alpha as an operand: a tensor, or None for 1."""
         if isinstance(self.alpha, Tensor):
             return self.alpha
-        return None if self.alpha == 1.0 else seed_tensor.number(self.alpha, torch.float64, self.device)
+        return None if self.alpha == 1.0 else dropout.number(self.alpha, torch.float64, self.device)
 
     def rows(self) -> Tensor:
         """The rows of the encoding in acc, broadcastable to `shape`; differentiable."""
@@ -246,13 +202,13 @@ class RowsCall:
             positions = positions + torch.arange(length, device=device)
         if _is_compiling():
             if positions is None:
-                rows = traced.table(self.given, length, self.start, acc, device)
+                rows = encoded_rows.graph_table(self.given, length, self.start, acc, device)
             else:
-                rows = traced.encode(self.given, positions, acc)
+                rows = encoded_rows.graph_encode(self.given, positions, acc)
         elif positions is None:
-            rows = encoded_rows.table(self.encoding, length, self.start, acc, device)
+            rows = encoded_rows.eager_table(self.encoding, length, self.start, acc, device)
         else:
-            rows = encoded_rows.encode(positions, self.encoding, acc)
+            rows = encoded_rows.eager_encode(positions, self.encoding, acc)
         return arranged(rows, len(self.shape))
 
     def sum(self, x: Tensor) -> Tensor:

@@ -1,0 +1,117 @@
+"""Resolves an `encoding` argument (an Encoding, a GridEncoding, a name, an int or None) to an encoding.
+
+Call these functions as attributes of this module: for torch 2.11 `operations/plans.py` replaces some of them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from . import in_graph
+from .catalogue import convention
+from .catalogue import is_grid as grid_name
+from .columns import columns
+from .encoding import Encoding
+from .grid import GridEncoding
+from .tracing import constant_in_graph
+from .values import MAX_DIM, described, integer, is_scalar_array, shown
+
+_encoding_of_dim = lru_cache(maxsize=64)(Encoding)
+
+
+_convention: Callable[[str, int], Any] = lru_cache(maxsize=64)(convention)
+
+
+@constant_in_graph
+def encoding(value: Any, dim: int | None = None, piece: int | tuple[int, int] | None = None) -> Encoding:
+    """An Encoding from an `encoding` argument: an Encoding or a dim; if `dim` is given also a name or None.
+
+    Args:
+        piece: if `value` is a grid, the index of one of its pieces, or -1 for the encoding that all its axes share. If
+            it is not a grid, (first channel, number of channels) of a shard of the data, `dim` being the number of
+            channels of the whole.
+    """
+    if isinstance(value, tuple):
+        value = in_graph.from_constant(value)
+    if isinstance(piece, tuple):
+        return columns(encoding(value, dim), *piece)
+    if isinstance(value, Encoding):
+        return value
+    if piece is not None:
+        found = grid(value, dim)
+        return found.axes[0] if piece < 0 else found.pieces[piece].encoding
+    if is_grid(value):
+        name = f'the grid "{value}"' if isinstance(value, str) else f"a GridEncoding of {value.ndim} axes"
+        raise TypeError(
+            f"encoding: expected an Encoding, a convention's name or an int (the dim), got {name}; here only "
+            "one-dimensional encodings are taken, use table, encode or add for grids"
+        )
+    if value is None and dim is not None:
+        return _encoding_of_dim(max(dim, 1))
+    if isinstance(value, str):
+        if dim is None:
+            raise TypeError(
+                f'encoding: expected an Encoding or an int (the dim), got the name "{value}" and no dim to go with it; '
+                f'pass dim=, or convention("{value}", dim)'
+            )
+        return _convention(value, max(dim, 1))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _encoding_of_dim(value)
+    scalar = is_scalar_array(value) or not hasattr(type(value), "shape")
+    if hasattr(value, "__index__") and not isinstance(value, bool) and scalar:
+        return Encoding(value)
+    named = "a name with dim=" if dim is None else "a convention's name"
+    raise TypeError(
+        f"encoding: expected an Encoding, {named} or an int (the dim), got {type(value).__name__}; pass Encoding(dim) "
+        'or convention("paper", dim)'
+    )
+
+
+def dim_beside(encoding: Any, dim: Any) -> int | None:
+    """Checks `dim`, which may be given with the name of a convention or alone; None stays None."""
+    if dim is None:
+        return None
+    if encoding is not None and not isinstance(encoding, str):
+        raise TypeError(
+            f"dim: expected None beside {described(encoding)}, which has its own, got {shown(dim)}; leave it out, or "
+            'pass a name for encoding, as in table(4096, "t2t", dim=512)'
+        )
+    # operator.index turns a symbolic int of a graph into a number.
+    return operator.index(integer("dim", dim, 1, MAX_DIM, "pass the number of channels"))
+
+
+_is_grid_name = constant_in_graph(lambda name: grid_name(name))
+
+
+def is_grid(value: Any) -> bool:
+    """Whether an `encoding` argument is a GridEncoding or the name of a grid convention."""
+    if isinstance(value, tuple):
+        return in_graph.is_grid(value)
+    return isinstance(value, GridEncoding) or (isinstance(value, str) and _is_grid_name(value))
+
+
+@constant_in_graph
+def grid(value: Any, dim: int | None) -> GridEncoding:
+    """A GridEncoding from an `encoding` argument; a one-dimensional encoding becomes a grid of one axis."""
+    if isinstance(value, tuple):
+        value = in_graph.from_constant(value)
+    if isinstance(value, GridEncoding):
+        return value
+    if not is_grid(value):
+        return GridEncoding((encoding(value, dim),))
+    if dim is None:
+        raise TypeError(
+            f'encoding: expected a GridEncoding, got the name "{value}" and no dim to go with it; pass dim=, '
+            f'or convention("{value}", dim)'
+        )
+    return _convention(value, max(dim, 1))
+
+
+@constant_in_graph
+def grid_dim_and_starts(value: Any, dim: int | None) -> tuple[int, tuple[int, ...]]:
+    """The number of channels of a grid and the start of each axis, as plain ints that a graph can hold."""
+    found = grid(value, dim)
+    return found.dim, tuple(axis.start for axis in found.axes)

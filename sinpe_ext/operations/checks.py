@@ -1,0 +1,543 @@
+"""Argument checks of the operations and layers; each message is defined once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..backend import loader
+from ..encodings.grid import lengths_of
+from ..encodings.values import (
+    INT64_MAX,
+    INT64_MIN,
+    check_storage_bounds,
+    dense_tensor,
+    described,
+    factor,
+    flag,
+    integer,
+    one_per_axis,
+    position_range,
+    shown,
+    start,
+    strided_tensor,
+)
+from ..torch_state import in_context_parallel, should_check_values
+
+_is_compiling = torch.compiler.is_compiling
+
+MAX_RANK = 16  # the kernels' maximum number of dimensions, csrc/include/sinpe/sinpe.h
+
+
+class Target(NamedTuple):
+    """The argument that the others must match in shape and device: x of `add`, ids of `embed`."""
+
+    name: str
+    shape: tuple[int, ...]
+    device: torch.device
+    batch: int
+    rows: int
+
+
+NO_SCRIPT = (
+    "torch.jit.script cannot read sinpe_ext's functions and layers, whose arguments are keywords with defaults; use "
+    "torch.compile or torch.export"
+)
+
+
+def table_dtype(dtype: Any, device: Any, out: Any) -> torch.dtype:
+    """The dtype of the result of `table`; checks that `out`, if given, agrees with dtype and device."""
+    if dtype is not None:
+        float_dtype("dtype", dtype)
+    if out is None:
+        return torch.float32 if dtype is None else dtype
+    dense_tensor("out", out)
+    float_dtype("out", out.dtype)
+    if dtype is not None and dtype != out.dtype:
+        raise RuntimeError(
+            f"dtype: expected {out.dtype}, that of out, got {dtype}; leave dtype out, or pass an out of that dtype"
+        )
+    if device is not None:
+        wanted = torch_device(device)
+        same = wanted.type == "cpu" or wanted.index in (None, out.device.index)
+        if wanted.type != out.device.type or not same:
+            raise RuntimeError(
+                f"device: expected {out.device}, that of out, got {wanted}; leave device out, or pass an out on that "
+                "device"
+            )
+    return out.dtype
+
+
+def positions(value: Any, *, allow_16bit: bool | None = None) -> Tensor:
+    """Checks positions and returns them as int64, float32 or float64; narrower integers are widened first.
+
+    Args:
+        allow_16bit: whether to accept 16-bit floats; None if the calling function has no such argument.
+    """
+    dense_tensor("positions", value)
+    dtype = value.dtype
+    if dtype in (torch.int64, torch.float32, torch.float64):
+        return value
+    if dtype in (torch.float16, torch.bfloat16):
+        if allow_16bit is not None and flag("allow_16bit", allow_16bit):
+            return value.float()
+        largest = 256 if dtype == torch.bfloat16 else 2048
+        other = "" if allow_16bit is None else ", or allow_16bit=True to take the stored values as they are"
+        if "torch.distributed.fsdp" in sys.modules:
+            other += "; fully_shard casts float inputs so, unless MixedPrecisionPolicy has cast_forward_inputs=False"
+        raise TypeError(
+            f"positions: expected an integer dtype, float32 or float64, got {dtype}; {str(dtype)[6:]} cannot hold "
+            f"integers above {largest} exactly, pass int64 positions{other}"
+        )
+    if dtype in (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32):
+        return value.long()
+    if dtype == torch.uint64:
+        wide = value.view(torch.int64)
+        if should_check_values(value) and bool((wide < 0).any()):
+            raise ValueError("positions: expected values up to 2**63 - 1, got larger uint64 ones; pass int64 positions")
+        return wide
+    raise TypeError(f"positions: expected an integer dtype or float32/float64, got {dtype}; pass int64 positions")
+
+
+def same_device(name: str, value: Tensor, of: Target | Tensor) -> None:
+    """Raises RuntimeError if a tensor is not on the device of the target."""
+    if value.device != of.device:
+        other = of.name if isinstance(of, Target) else "x"
+        raise RuntimeError(
+            f"{name}: expected the device of {other}, {of.device}, got {value.device}; move it with "
+            f"{name}.to({other}.device)"
+        )
+
+
+def axis(name: str, value: Any, rank: int, of: str = "x") -> int:
+    """Checks the index of a dimension; returns it as a non-negative int."""
+    index = integer(name, value, INT64_MIN, INT64_MAX, f"pass the index of a dimension of {of}")
+    if not -rank <= index < rank:
+        raise IndexError(
+            f"{name}: expected {-rank} to {rank - 1} for {of} of {rank} dimensions, got {index}; pass the index of one"
+        )
+    return index % rank
+
+
+def two_dimensions(rows_at: int, channels_at: int, seq_dim: Any, channel_dim: Any) -> None:
+    """Raises ValueError if the sequence and the channels are the same dimension of x."""
+    if rows_at == channels_at:
+        raise ValueError(
+            f"seq_dim, channel_dim: expected two dimensions of x, got {seq_dim} and {channel_dim}, which are one; "
+            "pass different ones"
+        )
+
+
+def check_x(x: Any) -> None:
+    """Checks x of `add`: a dense floating-point tensor with at least two dimensions."""
+    operand("x", x)
+    if x.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        raise TypeError(
+            f"x: expected torch.float32, float64, bfloat16 or float16, got {x.dtype}; convert it, say with x.float()"
+        )
+    if not 2 <= x.dim() <= MAX_RANK:
+        raise ValueError(
+            f"x: expected 2 to {MAX_RANK} dimensions, (sequence, channels) or (batch, ..., sequence, channels), got "
+            f"shape {tuple(x.shape)}; unsqueeze or flatten it"
+        )
+
+
+def channels(x: Tensor, width: int, dim: int) -> None:
+    """Raises ValueError if x has another number of channels, `width`, than the encoding, `dim`."""
+    if width != dim:
+        raise ValueError(
+            f"x: expected {dim} channels, those of the encoding, got {width} in shape {tuple(x.shape)}; "
+            "pass an encoding of that dim, or channel_dim"
+        )
+
+
+def row_tensor(name: str, value: Tensor, of: Target) -> Tensor:
+    """Checks that a tensor has shape (S,) or (B, S); returns it as a view of shape (1 or B, S)."""
+    view = value.unsqueeze(0) if value.dim() == 1 else value
+    shape = value.shape
+    if view.dim() != 2 or shape[-1] != of.rows or (len(shape) == 2 and shape[0] not in (1, of.batch)):
+        raise ValueError(
+            f"{name}: expected shape ({of.rows},) or ({of.batch}, {of.rows}), (sequence) or (batch, sequence) of "
+            f"{of.name}, got {tuple(shape)} for {of.name} of shape {tuple(of.shape)}; it is batch-first whatever "
+            "seq_dim is"
+        )
+    return view
+
+
+def bool_mask(value: Any) -> None:
+    """Checks that `padding_mask`, of any shape, is a dense bool tensor."""
+    dense_tensor("padding_mask", value)
+    if value.dtype != torch.bool:
+        raise TypeError(
+            f"padding_mask: expected bool, True = padding, got {value.dtype}; pass attention_mask == 0 for a mask that "
+            "is 1 on tokens"
+        )
+
+
+def refuse_gradient(out: Tensor) -> None:
+    """Raises RuntimeError if `out` of `table` requires grad."""
+    if out.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError("out: expected a tensor without gradient, got one that requires it; pass out.detach()")
+
+
+def padding_mask(value: Any, of: Target) -> Tensor:
+    """Checks a bool mask, True = padding; returns it as a view of shape (1 or B, S)."""
+    bool_mask(value)
+    same_device("padding_mask", value, of)
+    return row_tensor("padding_mask", value, of)
+
+
+def start_tensor(value: Tensor, of: Target, first: int) -> Tensor:
+    """Checks `start` given as an integer tensor of shape () or (B,).
+
+    Returns:
+        the positions of the first rows, start + first, int64, shape (1 or B, 1).
+    """
+    dense_tensor("start", value)
+    if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
+        raise TypeError(f"start: expected an int or an integer tensor, got {value.dtype}; pass int64 starts")
+    same_device("start", value, of)
+    start_shape(value, of)
+    value = positions(value).reshape(-1, 1)
+    if should_check_values(value) and value.numel() and of.rows:
+        for extreme in torch.stack(value.aminmax()).tolist():
+            position_range(first + extreme, of.rows)
+    return value + first if first else value
+
+
+def start_beside_positions(value: Any) -> None:
+    """Raises ValueError unless `start` is 0, as it must be if positions are given."""
+    if not isinstance(value, int) or value != 0:
+        raise ValueError(
+            "start: expected 0 together with positions, which are final, got "
+            f"{value if isinstance(value, int) else type(value).__name__}; add it to positions"
+        )
+
+
+def refuse_list(value: Any, of: Target) -> None:
+    """Raises TypeError for a list as `start` of `add` or `embed`: one start per sample is passed as a tensor."""
+    if isinstance(value, (list, tuple)):
+        fits = len(value) == of.batch and len(of.shape) > 2
+        tensor = f"torch.tensor({list(value)})" if fits and len(value) <= 8 else "an int64 tensor"
+        raise TypeError(
+            f"start: expected an int or an integer tensor, got {type(value).__name__}; pass an int, or {tensor} of "
+            f"shape ({of.batch},) for one start per sample"
+        )
+
+
+def start_shape(value: Tensor, of: Target) -> None:
+    """Raises ValueError unless the shape of `start` is () or (B,)."""
+    shape = value.shape
+    if len(shape) > 1 or (len(shape) == 1 and shape[0] not in (1, of.batch)):
+        raise ValueError(
+            f"start: expected shape () or ({of.batch},), one for each sample, got {tuple(shape)} for {of.name} "
+            f"of shape {tuple(of.shape)}; pass positions for one per row"
+        )
+
+
+def alpha(value: Any, of: Target) -> float | Tensor:
+    """Checks `alpha`; returns a float, or a floating-point tensor of shape () or (1,)."""
+    if not isinstance(value, Tensor):
+        return factor("alpha", value)
+    dense_tensor("alpha", value)
+    if value.dtype.is_complex or not value.dtype.is_floating_point:
+        raise TypeError(f"alpha: expected a float or a floating-point tensor, got {value.dtype}; pass a float")
+    if tuple(value.shape) not in ((), (1,)):
+        raise ValueError(
+            f"alpha: expected a float or a tensor of shape () or (1,), got shape {tuple(value.shape)}; multiply a "
+            "table by one factor per row or channel"
+        )
+    same_device("alpha", value, of)
+    return value
+
+
+def float_dtype(name: str, value: Any, advice: str = "one of these and convert the result") -> None:
+    """Checks that a value is a dtype that results can have; `advice` says what to pass instead."""
+    known = torch.float32, torch.float64, torch.bfloat16, torch.float16
+    if not isinstance(value, torch.dtype) or value not in known:
+        plain = isinstance(value, (torch.dtype, str, type)) or value is None
+        raise TypeError(
+            f"{name}: expected torch.float32, float64, bfloat16 or float16, got "
+            f"{repr(value) if plain else described(value)}; pass "
+            f"{_dtype_called(value) or advice}"
+        )
+
+
+_DTYPE_NAMES = {
+    "float32": ("fp32", "f32", "f4", "float", "single"),
+    "float64": ("fp64", "f64", "f8", "double"),
+    "bfloat16": ("bf16",),
+    "float16": ("fp16", "f16", "f2", "half"),
+}
+
+
+def _dtype_called(value: Any) -> str:
+    """torch's name of a dtype given as a string or a NumPy dtype; "" if there is none."""
+    called: Any = value if isinstance(value, str) else getattr(value, "name", getattr(value, "__name__", ""))
+    key = str(called).lower().removeprefix("torch.")
+    return next((f"torch.{name}" for name, others in _DTYPE_NAMES.items() if key in (name, *others)), "")
+
+
+def torch_device(value: Any) -> torch.device:
+    """A torch.device from a `device` argument, which may be anything that torch.device() accepts."""
+    if isinstance(value, torch.device):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):  # an accelerator index; torch raises if there is none
+        return torch.device(value)
+    try:
+        return torch.device(value)
+    except (RuntimeError, TypeError, ValueError) as error:
+        names = isinstance(value, (str, bool))
+        raise (ValueError if names else TypeError)(
+            f"device: expected a torch.device or the name of one, got {repr(value) if names else described(value)}; "
+            'pass "cpu", "cuda:0" or the like'
+        ) from error
+
+
+def operand(name: str, value: Any) -> None:
+    """Checks x of `add` or weight of `embed`: an ordinary strided tensor or a DTensor. Where the kernels serve the
+    device, their binding checks the bounds of the storage itself (csrc/torch/tensors.h)."""
+    strided_tensor(name, value, may_be_dtensor=True)
+    if not torch.compiler.is_compiling() and not loader.compiled(value.device.type):
+        check_storage_bounds(name, value)
+
+
+def seed(value: Any, device: torch.device) -> Any:
+    """Checks the seed for a result on `device`; an int is checked for its range, anything else is returned as it is."""
+    # Not for tensors: since torch 2.15 the compiler cannot trace this isinstance of a tensor.
+    if value is None or (not isinstance(value, Tensor) and isinstance(value, torch.Generator)):
+        return value
+    if torch.compiler.is_compiling() and isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+        return value  # may be a symbolic int of the graph
+    if isinstance(value, Tensor):
+        dense_tensor("seed", value)
+        if value.dtype != torch.int64 or value.numel() != 1:
+            raise TypeError(
+                f"seed: expected an int64 tensor of one element, got {value.dtype} of shape {tuple(value.shape)}; pass "
+                "torch.tensor(seed)"
+            )
+        if value.is_meta and device.type != "meta":
+            raise RuntimeError(f"seed: expected a tensor with data, got one on meta; move it to {device} before")
+        return value
+    return integer("seed", value, INT64_MIN, INT64_MAX, "pass an int, an int64 tensor, a torch.Generator or None")
+
+
+def weight(value: Any) -> Tensor:
+    """Checks `weight` of `embed`: a dense floating-point tensor of shape (num_embeddings, channels)."""
+    operand("weight", value)
+    float_dtype("weight", value.dtype, "weight after ids, with one of these dtypes")
+    if value.dim() != 2:
+        raise ValueError(
+            f"weight: expected shape (num_embeddings, channels), got {tuple(value.shape)}; pass the weight of an "
+            "nn.Embedding"
+        )
+    return value
+
+
+def weight_channels(value: Tensor, width: int, dim: int) -> None:
+    """Raises ValueError if weight, or the whole of which it is a shard, has another number of channels, `width`, than
+    the encoding, `dim`."""
+    if width != dim:
+        raise ValueError(
+            f"weight: expected {dim} channels, those of the encoding, got shape {tuple(value.shape)}; pass an encoding "
+            f"of dim {width}"
+        )
+
+
+def ids(value: Any, weight: Tensor) -> Tensor:
+    """Checks token ids, which have a sequence dimension; returns int64. `id_range` checks their values."""
+    dense_tensor("ids", value, may_be_dtensor=True)
+    if value.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        raise TypeError(f"ids: expected an integer tensor, got {value.dtype}; pass int64 ids")
+    if not 1 <= value.dim() < MAX_RANK:
+        raise ValueError(
+            f"ids: expected 1 to {MAX_RANK - 1} dimensions, (sequence,) or (batch, ..., sequence), got shape "
+            f"{tuple(value.shape)}; unsqueeze or flatten it"
+        )
+    if value.device != weight.device:
+        raise RuntimeError(
+            f"ids: expected the device of weight, {weight.device}, got {value.device}; move it with "
+            "ids.to(weight.device)"
+        )
+    if not torch.compiler.is_compiling() and value._is_zerotensor():
+        return value.clone().to(torch.int64)  # torch's embedding crashes on a zero tensor, which has no memory
+    return value.long()
+
+
+def has_padding(given: bool) -> None:
+    """Raises ValueError for `encode_padding=False` without a padding_idx."""
+    if not given:
+        raise ValueError("encode_padding: expected a padding_idx with encode_padding=False, got None; pass one")
+
+
+def masks_padding(padding_idx: int, ids: Tensor) -> None:
+    """Checks for `encode_padding=False` that there is a padding_idx (-1: none) and that a mask can be made of ids."""
+    has_padding(padding_idx >= 0)
+    if ids.dim() > 2:
+        raise ValueError(
+            f"encode_padding: expected ids of shape (sequence,) or (batch, sequence) with encode_padding=False, "
+            f"got {tuple(ids.shape)}; flatten the dimensions between them"
+        )
+
+
+def padding_idx(value: Any, num_embeddings: int) -> int:
+    """Checks `padding_idx`; returns it as a non-negative int, or -1 for None."""
+    if value is None:
+        return -1
+    index = integer("padding_idx", value, INT64_MIN, INT64_MAX, "pass the id of the padding token or None")
+    if not -num_embeddings <= index < num_embeddings:
+        raise ValueError(
+            f"padding_idx: expected {-num_embeddings} to {num_embeddings - 1}, a row of weight, got {index}; pass the "
+            "id of the padding token"
+        )
+    return index % num_embeddings
+
+
+Shapes: TypeAlias = Sequence[tuple[tuple[int, ...], bool]]  # (shape, whether its first dimension is the batch)
+
+
+def grid_lengths(name: str, value: Any, axes: int) -> tuple[int, ...]:
+    """Checks the lengths of a grid's axes."""
+    if _is_compiling() and isinstance(value, (tuple, list)) and len(value) == axes and all(map(_is_whole, value)):
+        return tuple(value)  # may be symbolic ints of the graph
+    return lengths_of(name, value, axes)
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether a value is an int or a symbolic int."""
+    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+
+
+def refuse_grid_shape(value: Any, advice: str) -> None:
+    """Raises ValueError for a `grid_shape` with a one-dimensional encoding."""
+    if value is not None:
+        raise ValueError(f"grid_shape: expected None for an encoding of one dimension, got {shown(value)}; {advice}")
+
+
+def extra_tokens(value: Any) -> int:
+    """Checks `extra_tokens`."""
+    if _is_compiling() and _is_whole(value):
+        return value
+    return integer("extra_tokens", value, 0, INT64_MAX, "pass the number of tokens in front, 1 for a class token")
+
+
+def grid_starts(value: Any, firsts: Sequence[int], sizes: Sequence[int], batch: int | None, device: Any) -> Any:
+    """Checks `start` of a grid.
+
+    Args:
+        firsts: the starts of the axes' encodings.
+        sizes: the lengths of the axes.
+        batch: the number of samples, None if there is no batch dimension.
+    Returns:
+        a list with one int or 0-d tensor per axis, or an int64 tensor of shape (B, axes), one row per sample.
+    """
+    axes = len(firsts)
+    if isinstance(value, Tensor):
+        return _start_tensor(value, firsts, sizes, batch, device)
+    items = one_per_axis(value, axes)
+    if _is_compiling() and all(map(_is_whole, items)):
+        return items
+    found = [start(item) for item in items]
+    for k, first in enumerate(found):
+        if type(first) is int:
+            position_range(firsts[k] + first, sizes[k])
+    return found
+
+
+def _start_tensor(value: Tensor, firsts: Sequence[int], sizes: Sequence[int], batch: int | None, device: Any) -> Any:
+    """`grid_starts` for a tensor."""
+    axes = len(firsts)
+    dense_tensor("start", value)
+    if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
+        raise TypeError(f"start: expected ints or an integer tensor, got {value.dtype}; pass int64 starts")
+    if value.device != device:
+        raise RuntimeError(
+            f"start: expected the device of the data, {device}, got {value.device}; move it with start.to(...)"
+        )
+    value = positions(value)
+    if value.dim() == 0:
+        _check_starts(value.expand(axes), firsts, sizes)
+        return [value] * axes
+    allowed = [(axes,)] + ([(1, axes), (batch, axes)] if batch is not None else [])
+    if tuple(value.shape) not in allowed:
+        samples = f" or ({batch}, {axes}), one for each sample" if batch is not None else ""
+        raise ValueError(
+            f"start: expected shape () or ({axes},), one per axis{samples}, got {tuple(value.shape)}; pass one of these"
+        )
+    _check_starts(value, firsts, sizes)
+    if value.dim() == 2 and value.shape[0] == 1:
+        value = value[0]
+    return list(value.unbind()) if value.dim() == 1 else value
+
+
+def _check_starts(value: Tensor, firsts: Sequence[int], sizes: Sequence[int]) -> None:
+    """Checks the range of the positions that follow from start, if its values can be read."""
+    if not should_check_values(value) or not value.numel():
+        return
+    low, high = torch.stack(value.reshape(-1, len(firsts)).aminmax(dim=0)).tolist()
+    for extremes in (low, high):
+        for first, size, extreme in zip(firsts, sizes, extremes, strict=True):
+            position_range(first + extreme, size)
+
+
+def grid_positions(value: Any, axes: int, shapes: Shapes, x: Tensor) -> Tensor:
+    """Checks the coordinates of a grid's points, of shape (*one of `shapes`, axes); returns (1 or B, S, axes)."""
+    value = positions(value)
+    if value.device != x.device:
+        raise RuntimeError(
+            f"positions: expected the device of x, {x.device}, got {value.device}; move it with positions.to(x.device)"
+        )
+    wanted, given = [(*shape, axes) for shape, _ in shapes], tuple(value.shape)
+    sampled = _sampled(given[:-1], shapes) if given and given[-1] == axes else None
+    if sampled is None:
+        raise ValueError(
+            f"positions: expected shape {_either(wanted)}, coordinates in the last dimension, got {given} "
+            f"for x of shape {tuple(x.shape)}; stack the coordinates of the axes there"
+        )
+    return value.flatten(1, -2) if sampled else value.flatten(0, -2).unsqueeze(0)
+
+
+def grid_padding_mask(value: Any, shapes: Shapes, x: Tensor) -> Tensor:
+    """Checks a bool mask of a grid's points, True = padding, of one of `shapes`; returns (1 or B, S)."""
+    bool_mask(value)
+    if value.device != x.device:
+        raise RuntimeError(
+            f"padding_mask: expected the device of x, {x.device}, got {value.device}; move it with .to(x.device)"
+        )
+    given = tuple(value.shape)
+    sampled = _sampled(given, shapes)
+    if sampled is None:
+        wanted = _either([shape for shape, _ in shapes])
+        raise ValueError(
+            f"padding_mask: expected shape {wanted}, got {given} for x of shape {tuple(x.shape)}; it "
+            "speaks of the places of the grid, not of extra_tokens"
+        )
+    return value.flatten(1) if sampled else value.flatten().unsqueeze(0)
+
+
+def _sampled(found: tuple[int, ...], shapes: Shapes) -> bool | None:
+    """Whether a shape begins with the batch; None if it is not one of `shapes`."""
+    for shape, has_samples in shapes:
+        if len(shape) == len(found) and shape == found:
+            return has_samples
+    return None
+
+
+def _either(shapes: Sequence[Sequence[int]]) -> str:
+    """The distinct shapes as text, joined by "or"."""
+    unique = list(dict.fromkeys(f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})" for shape in shapes))
+    return " or ".join(unique)
+
+
+def refuse_in_context_parallel() -> None:
+    """Raises ValueError for implicit positions inside `context_parallel`, which reorders the sequence."""
+    if in_context_parallel():
+        raise ValueError(
+            "positions: expected the positions of these rows inside of context_parallel, which gives every rank other "
+            "parts of the sequence, got none; shard torch.arange(length) as one more of its buffers and pass that, or "
+            "sinpe_ext.distributed.context_parallel_positions(length, mesh)"
+        )

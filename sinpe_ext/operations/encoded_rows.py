@@ -1,0 +1,270 @@
+"""Rows of an encoding: the operators `table` and `encode`, their adjoint `row_dots`, and the choice between kernel,
+reference implementation and graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import reference, torch_state
+from ..backend import loader
+from ..encodings import resolve
+from ..encodings.encoding import Encoding
+from ..encodings.plan import plan as _plan_of
+from ..encodings.values import position_range
+from ..operator import Operator, one_by_one
+from ..reference import apply, float32_angle
+from ..reference.tiles import accumulation, arranged
+from ..torch_state import is_traced, is_transformed
+from . import onnx
+from .dropout import scaled
+from .plans import Given, _kinds, _ladder, _order, decoded, derivative_constants, graph_plan, pack_plan, slot
+from .records import Dropout, RowDots, save, saved
+
+
+def eager_table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Rows at positions encoding.start + start, ..., encoding.start + start + length - 1, without autograd."""
+    fx_tracing = torch_state.is_fx_tracing()
+    if torch_state.no_data(device) and not fx_tracing:
+        return torch.empty((length, encoding.dim), dtype=dtype, device=device)
+    if encoding.angle != "exact":
+        positions = torch.arange(length, device=device) + (encoding.start + start)
+        return float32_angle.encode(encoding, positions, dtype)
+    if fx_tracing or loader.compiled(device.type):
+        packed_plan = pack_plan(encoding, device)
+        try:
+            return torch.ops.sinpe_ext.table.default(packed_plan, start, length, encoding.dim, dtype)
+        except RuntimeError:
+            torch.empty(
+                (length, encoding.dim), dtype=dtype, device=device
+            )  # if the memory was insufficient, torch's error says how much was needed
+            raise
+    return reference.table(_plan_of(encoding), length, encoding.start + start, dtype, device)
+
+
+def rows_at(positions: Tensor, packed_plan: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """Rows at int64, float32 or float64 positions, without autograd."""
+    fx_tracing = torch_state.is_fx_tracing()
+    if torch_state.no_data(positions.device) and not fx_tracing:
+        return positions.new_empty((*positions.shape, dim), dtype=dtype)
+    if fx_tracing or loader.compiled(positions.device.type):
+        # When tracing, positions are not detached: their gradient may be needed when the graph runs.
+        given = positions if fx_tracing else positions.detach()
+        try:
+            return torch.ops.sinpe_ext.encode.default(given.contiguous(), packed_plan, dim, dtype)
+        except RuntimeError:
+            torch.empty((*positions.shape, dim), dtype=dtype, device=positions.device)
+            raise
+    return reference.encode(decoded(packed_plan), positions.detach(), dtype)
+
+
+class _EncodeTransformed(torch.autograd.Function):
+    """encode(positions) for torch.func and forward-mode AD, which the operator's derivative does not support, and for
+    fake tensors, which an operator does not accept together with a plan tensor."""
+
+    @staticmethod
+    def forward(
+        positions: Tensor, packed_plan: Tensor, partner: Tensor, angular_frequencies: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        return rows_at(positions, packed_plan, angular_frequencies.shape[0], dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        positions, packed_plan, partner, angular_frequencies, ctx.dtype = inputs
+        ctx.save_for_backward(positions, packed_plan, partner, angular_frequencies)
+        ctx.save_for_forward(positions, packed_plan, partner, angular_frequencies)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        positions, packed_plan, partner, angular_frequencies = ctx.saved_tensors
+        (grad,) = grads
+        acc = accumulation(grad.dtype, positions.dtype)
+        rows = _derivative(positions, packed_plan, partner, angular_frequencies, acc)
+        return (grad.to(acc) * rows).sum(-1).to(positions.dtype), None, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Any, *_: Any) -> Any:
+        positions, packed_plan, partner, angular_frequencies = ctx.saved_tensors
+        acc = accumulation(ctx.dtype, positions.dtype)
+        return (
+            tangent.to(acc).unsqueeze(-1) * _derivative(positions, packed_plan, partner, angular_frequencies, acc)
+        ).to(ctx.dtype)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, positions: Tensor, *constants: Any) -> Any:
+        return _EncodeTransformed.apply(positions.movedim(in_dims[0], 0), *constants), 0
+
+
+def _derivative(
+    positions: Tensor, packed_plan: Tensor, partner: Tensor, angular_frequencies: Tensor, acc: torch.dtype
+) -> Tensor:
+    """d encode / d positions in dtype acc, (*positions.shape, dim), differentiable."""
+    return _EncodeTransformed.apply(
+        positions, partner, packed_plan, -angular_frequencies, acc
+    ) * angular_frequencies.to(positions.device, acc)
+
+
+def eager_encode(positions: Tensor, encoding: Encoding, dtype: torch.dtype) -> Tensor:
+    """`encode` of checked arguments outside of a graph, differentiable if positions require grad."""
+    if encoding.angle != "exact":
+        return float32_angle.encode(encoding, positions, dtype)
+    packed_plan = pack_plan(encoding, positions.device)
+    if is_transformed() or (is_traced() and positions.requires_grad):
+        constants = derivative_constants(decoded(packed_plan), packed_plan.device)
+        return _EncodeTransformed.apply(positions, packed_plan, *constants, dtype)
+    if positions.requires_grad and torch.is_grad_enabled():
+        return ENCODE(positions.contiguous(), packed_plan, encoding.dim, dtype)
+    return rows_at(positions, packed_plan, encoding.dim, dtype)
+
+
+def graph_table(given: Given, length: Any, start: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Rows at positions encoding.start + start, ..., encoding.start + start + length - 1."""
+    encoding = resolve.encoding(*given)
+    if device.type == "meta":
+        return torch.empty((length, encoding.dim), dtype=dtype, device=device)
+    if encoding.angle != "exact":
+        return graph_encode(given, torch.arange(length, device=device) + (encoding.start + start), dtype)
+    if torch_state.is_exporting():
+        return onnx.table(_plan_of(encoding), length, start, dtype, device)
+    rows = torch.ops.sinpe_ext.table.default(graph_plan(*given, device), start, length, encoding.dim, dtype)
+    return rows if rows.device.type == device.type else rows.to(device)
+
+
+def graph_encode(given: Given, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Rows at int64, float32 or float64 positions, differentiable."""
+    encoding, device = resolve.encoding(*given), positions.device
+    if encoding.angle != "exact":
+        number = slot(*given, device)
+        ladder, kinds = _ladder[number](*given, device), _kinds[number](*given, device)
+        multiply, factor = _order(*given)
+        return float32_angle.rows(positions, ladder, kinds, multiply, factor, encoding.amplitude, dtype)
+    if torch_state.is_exporting():
+        return onnx.encode(_plan_of(encoding), positions, dtype)
+    packed_plan = graph_plan(*given, device)
+    return torch.ops.sinpe_ext.encode.default(positions.contiguous(), packed_plan, encoding.dim, dtype)
+
+
+def derivative_plan(packed_plan: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """The packed partner plan and the angular frequencies of a plan, see `plans.py`."""
+    if is_traced():
+        return torch.ops.sinpe_ext.plan_partner.default(packed_plan), torch.ops.sinpe_ext.plan_slopes.default(
+            packed_plan, dim
+        )
+    return derivative_constants(decoded(packed_plan), packed_plan.device)
+
+
+def reduced(each: Tensor, positions: Tensor) -> Tensor:
+    """Sums a gradient of shape (batch, *middle, sequence) or (sequence,) to the shape of positions, (batch or 1,
+    sequence)."""
+    each = each.sum(tuple(range(1, each.dim() - 1))) if each.dim() > 2 else each
+    return (each if each.dim() > 1 else each.unsqueeze(0)).sum_to_size(positions.shape).to(positions.dtype)
+
+
+def _table(plan: Tensor, start: int, length: int, dim: int, dtype: torch.dtype) -> Tensor:
+    known = decoded(plan)
+    position_range(known.start + start, length)  # a graph may pass an unchecked start
+    return reference.table(known, length, known.start + start, dtype)
+
+
+TABLE = Operator(
+    "table(Tensor plan, SymInt start, SymInt length, int dim, ScalarType dtype) -> Tensor",
+    reference=_table,
+    fake=lambda plan, start, length, dim, dtype: plan.new_empty((length, dim), dtype=dtype),
+)
+
+
+def _table_out(plan: Tensor, start: int, out: Tensor) -> None:
+    out.copy_(_table(plan, start, out.shape[0], out.shape[1], out.dtype))
+
+
+TABLE_OUT = Operator(
+    "table_out(Tensor plan, SymInt start, Tensor(a!) out) -> ()",
+    reference=_table_out,
+    fake=lambda *_: None,
+)
+
+
+def _encode(positions: Tensor, plan: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    return reference.encode(decoded(plan), positions, dtype)
+
+
+def _encode_batched(
+    info: Any, in_dims: Any, positions: Tensor, plan: Tensor, dim: int, dtype: torch.dtype
+) -> tuple[Tensor, int]:
+    return ENCODE.op(positions.movedim(in_dims[0], 0).contiguous(), plan, dim, dtype), 0
+
+
+def _encode_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    positions, packed_plan, _, _ = inputs
+    ctx.save_for_backward(positions, packed_plan)
+
+
+def _encode_backward(ctx: Any, grad: Tensor) -> Any:
+    positions, packed_plan = ctx.saved_tensors
+    if not ctx.needs_input_grad[0]:
+        return None, None, None, None
+    dim = grad.shape[-1]
+    partner, angular_frequencies = derivative_plan(packed_plan, dim)
+    wide = grad.to(accumulation(grad.dtype, positions.dtype)).reshape(1, -1, dim)
+    dots = ROW_DOTS(*RowDots(wide, partner, positions.reshape(1, -1), angular_frequencies=angular_frequencies))
+    return dots.reshape(positions.shape).to(positions.dtype), None, None, None
+
+
+ENCODE = Operator(
+    "encode(Tensor positions, Tensor plan, int dim, ScalarType dtype) -> Tensor",
+    reference=_encode,
+    fake=lambda positions, plan, dim, dtype: positions.new_empty((*positions.shape, dim), dtype=dtype),
+    vmap=_encode_batched,
+    derivative=(_encode_setup, _encode_backward),
+)
+
+
+def _row_dots(*operands: Any) -> Tensor:
+    a = RowDots(*operands)
+    return apply.row_dots(decoded(a.plan), a)
+
+
+def _row_dots_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    save(ctx, RowDots(*inputs))
+
+
+def _row_dots_backward(ctx: Any, upstream: Tensor) -> Any:
+    to_grad, to_positions = row_dots_gradients(saved(ctx), upstream, ctx.needs_input_grad)
+    return to_grad, None, to_positions, *(None,) * 7
+
+
+def row_dots_gradients(a: RowDots, upstream: Tensor, needs: Any) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients with respect to grad and positions, the first and the third operand."""
+    to_grad = to_positions = None
+    dim, rank = a.grad.shape[-1], a.grad.dim()
+    if needs[0]:
+        acc, device = accumulation(a.grad.dtype), a.grad.device
+        if a.positions is None:
+            rows = TABLE.op(a.plan, a.start, a.grad.shape[-2], dim, acc).to(device)
+        else:
+            ahead = torch.arange(a.grad.shape[-2], device=device) if a.positions_are_starts else None
+            at = a.positions if ahead is None else a.positions + ahead
+            rows = ENCODE(at.contiguous(), a.plan, dim, acc)
+        rows = rows if a.angular_frequencies is None else rows * a.angular_frequencies.to(rows.device, acc)
+        rows = rows if a.padding_mask is None else rows.masked_fill(a.padding_mask.unsqueeze(-1), 0.0)
+        product = (upstream.to(acc).unsqueeze(-1) * arranged(rows, rank)).to(a.grad.dtype)
+        to_grad = scaled(Dropout(product, a.seed, a.drop_threshold, 1.0, a.rng_offsets))
+    if needs[2]:
+        assert a.positions is not None
+        partner, further = derivative_plan(a.plan, dim)
+        further = further if a.angular_frequencies is None else further * a.angular_frequencies
+        to_positions = reduced(ROW_DOTS(*a._replace(plan=partner, angular_frequencies=further)) * upstream, a.positions)
+    return to_grad, to_positions
+
+
+ROW_DOTS = Operator(
+    "row_dots(Tensor grad, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? slopes, Tensor? seed, "
+    "SymInt start, bool positions_are_starts, int drop, SymInt[] elements) -> Tensor",
+    reference=_row_dots,
+    fake=lambda grad, *_: grad.new_empty(grad.shape[:-1], dtype=torch.float64),
+    vmap=one_by_one("row_dots"),
+    derivative=(_row_dots_setup, _row_dots_backward),
+)

@@ -1,1 +1,0 @@
-"""Interaction with PyTorch's runtime: tracing and compilation, grad mode, device constants, operator registration."""
