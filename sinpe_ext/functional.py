@@ -11,7 +11,6 @@ from torch import Tensor
 from .encodings import in_graph
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
-from .encodings.tracing import refuse_jit_trace
 from .encodings.values import is_dtensor
 from .operations import checks, memory, nested, small
 from .operations import table as tables
@@ -90,7 +89,7 @@ def table(
         from .distributed import rows as sharded_rows
 
         return sharded_rows.table(table, TableArguments(*given), device_mesh, placements)
-    result = small.try_table(given)
+    result = small.call("table", given)
     return tables.table(TableArguments(*given)) if result is None else result
 
 
@@ -129,7 +128,7 @@ def encode(
     Gradient:
         for float positions, of any order.
     """
-    result = small.try_encode(positions, encoding, dtype) if dim is None else None
+    result = small.call("encode", positions, encoding, dtype) if dim is None else None
     if result is not None:
         return result
     if _is_compiling():
@@ -215,7 +214,7 @@ def add(
     """
     given = (x, encoding, positions, start, scale, alpha, padding_mask,
              seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens)  # fmt: skip
-    result = small.try_add(given, out)
+    result = small.call("add", given, out)
     if result is not None:
         return result
     call = add_call(AddArguments(*given))
@@ -261,7 +260,7 @@ def add_(
     """
     given = (x, encoding, positions, start, scale, alpha, padding_mask,
              seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens)  # fmt: skip
-    result = small.try_add(given, x)
+    result = small.call("add", given, x)
     if result is not None:
         return result
     call = add_call(AddArguments(*given))
@@ -319,7 +318,7 @@ def embed(
     """
     given = (ids, weight, encoding, positions, start, scale, alpha, dropout, seed,
              padding_idx, padding_mask, sparse, encode_padding, seq_dim)  # fmt: skip
-    result = small.try_embed(given)
+    result = small.call("embed", given)
     return embed_call(EmbedArguments(*given)).result() if result is None else result
 
 
@@ -329,7 +328,6 @@ for _function in (table, encode, add, add_, embed):
 
 def add_call(given: AddArguments) -> Any:
     """Checks the arguments of `add` and returns the call object for the kind of x: plain, DTensor or jagged."""
-    refuse_jit_trace()
     if _is_compiling():
         given = given._replace(encoding=in_graph.constant(given.encoding))
     if type(given.x) is not Tensor:

@@ -13,39 +13,42 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from . import torch_state
 from .backend import loader, registration
-from .torch_state import is_traced
+from .torch_state import QUIET
 
 NAMESPACE = "sinpe_ext"
 OPERATORS: dict[str, Operator] = {}  # by name
 
 _CPU_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _CUDA_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+_PLAIN = Tensor, nn.Parameter
+_is_profiled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
 
 class Operator:
-    """One operator.
+    """One operator, called like a function with the operands of its schema.
 
-    While a graph is traced, a call dispatches to the registered operator. Otherwise it runs the kernel if the compiled
-    backend serves the device, else the reference implementation. It does so inside an autograd.Function if a gradient
-    is needed, and directly if not: the autograd layer of a torch.library operator costs more than the arithmetic of a
-    small call.
+    A call chooses what computes the result:
+
+    - the registered operator, torch.ops.sinpe_ext.<name>, while a graph is traced and for tensors without data;
+    - an autograd.Function around what follows, if a gradient is needed: the autograd layer of a torch.library operator
+      costs more than the arithmetic of a small call;
+    - the kernel, if the compiled backend serves the device of the first operand: without torch's dispatcher, which
+      would take two of five microseconds, if no operand needs it;
+    - otherwise the reference implementation.
 
     Args:
         schema: as for torch.library.Library.define.
         reference: reference implementation, for any device.
         fake: as for torch.library.register_fake.
         vmap: as for torch.library.register_vmap, or None.
-        derivative: (setup_context, backward) as for torch.library.register_autograd, or None.
+        derivative: (setup_context, backward) as for torch.library.register_autograd, or None: no gradient.
         tags: tags in addition to pt2_compliant_tag.
     Attributes:
         op: torch.ops.sinpe_ext.<name>.default.
-        direct: the CPU kernel without the dispatch layers above it, for plain CPU tensors without the negative bit that
-            need no gradient, while `is_traced()` is false and the compiled backend is in use. Such a call is invisible
-            to profilers and TorchFunctionModes; it saves two of five microseconds.
-        direct_cuda: the same for the CUDA kernel.
     """
 
     def __init__(
@@ -76,26 +79,37 @@ class Operator:
         self.op = getattr(torch.ops.sinpe_ext, self.name).default
         self.reference = torch.no_grad()(reference)
         redispatch = getattr(getattr(self.op, "_handle", None), "redispatch_boxed", self.op.redispatch)
-        self.direct: Callable[..., Any] = partial(redispatch, _CPU_KERNEL)
-        self.direct_cuda: Callable[..., Any] = partial(redispatch, _CUDA_KERNEL)
+        self._cpu_kernel: Callable[..., Any] = partial(redispatch, _CPU_KERNEL)
+        self._cuda_kernel: Callable[..., Any] = partial(redispatch, _CUDA_KERNEL)
+        # The places of tensors among the operands; a plan is never differentiated and always an ordinary tensor.
+        listed = enumerate(self.op._schema.arguments)
+        self._tensors = [k for k, a in listed if "Tensor" in str(a.type) and a.name != "plan"]
         self._function: Any = None if derivative is None else self._autograd_function(*derivative)
 
-    def run(self, *arguments: Any) -> Any:
-        """Runs the kernel or the reference, chosen by the device of the first argument, without autograd."""
-        if loader.compiled(arguments[0].device.type):
+    def __call__(self, *operands: Any) -> Any:
+        """Calls the operator, differentiable to any order if it has a derivative."""
+        state = torch_state.read()
+        if state.traced or operands[0].is_meta:
+            return self.op(*operands)
+        needs_dispatcher = state is not QUIET or _is_profiled()
+        may_learn = self._function is not None and torch.is_grad_enabled()
+        for k in self._tensors:
+            tensor = operands[k]
+            if tensor is None:
+                continue
+            if may_learn and tensor.requires_grad:
+                return self._function.apply(*operands)
+            # The negative bit, and zeros without memory, are resolved by the dispatcher.
+            if type(tensor) not in _PLAIN or tensor.is_neg() or tensor._is_zerotensor():
+                needs_dispatcher = True
+        on_cpu = operands[0].is_cpu
+        device_type = "cpu" if on_cpu else operands[0].device.type
+        if not loader.choices.get(device_type) and not loader.compiled(device_type):
+            return self.reference(*operands)
+        if needs_dispatcher:
             with torch._C._AutoDispatchBelowAutograd():
-                return self.op(*arguments)
-        return self.reference(*arguments)
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Calls the operator, differentiable to any order."""
-        if is_traced() or arguments[0].device.type == "meta":
-            return self.op(*arguments)
-        if torch.is_grad_enabled():
-            for a in arguments:
-                if isinstance(a, Tensor) and a.requires_grad:
-                    return self._function.apply(*arguments)
-        return self.run(*arguments)
+                return self.op(*operands)
+        return self._cpu_kernel(*operands) if on_cpu else self._cuda_kernel(*operands)
 
     def _autograd_function(self, setup_context: Callable[..., None], backward: Callable[..., Any]) -> Any:
         """The autograd.Function for calls of this class; register_autograd serves calls of the operator itself."""
@@ -105,7 +119,7 @@ class Operator:
             # microseconds.
             @staticmethod
             def forward(ctx: Any, *arguments: Any) -> Any:
-                output = self.run(*arguments)
+                output = self(*arguments)  # gradients are disabled in here
                 setup_context(ctx, arguments, output)
                 return output
 

@@ -1,14 +1,13 @@
-"""What of torch's state concerns a call: whether it is compiled, traced, transformed (torch.func) or exported, and
-whether tensors have readable data."""
+"""What intercepts a call: a compiler, a tracer, a transform (torch.func) or a mode; and whether tensors have readable
+data."""
 
 from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch.autograd import forward_ad
@@ -32,19 +31,54 @@ R = TypeVar("R")
 standard_operators_asked: ContextVar[bool] = ContextVar("sinpe_ext_standard_operators", default=False)
 
 
-def is_transformed() -> bool:
-    """Whether a torch.func transform or forward-mode differentiation is active; both intercept every operation."""
-    return is_functional() or forward_ad._current_level >= 0
+class TorchState(NamedTuple):
+    """What intercepts the operations of a call; `read` returns it.
+
+    Attributes:
+        compiling: torch.compile or torch.export is tracing.
+        functorch: a torch.func transform is active, inside a graph as well.
+        transformed: that, or forward-mode differentiation; both intercept every operation.
+        traced: operators are intercepted by a compiler, a dispatch mode (fake tensors, make_fx) or torch.func.
+        fx_tracing: make_fx is tracing the operations.
+        must_decompose: the call has to consist of dispatched torch operations, because a compiler, torch.func,
+            forward-mode differentiation or make_fx intercepts them.
+        fake: a FakeTensorMode is active: tensors have shapes but no data.
+        jit_tracing: torch.jit.trace, or the ONNX exporter built on it, is recording.
+        context_parallel: torch.distributed's context_parallel has reordered the rows of tensors.
+    """
+
+    compiling: bool = False
+    functorch: bool = False
+    transformed: bool = False
+    traced: bool = False
+    fx_tracing: bool = False
+    must_decompose: bool = False
+    fake: bool = False
+    jit_tracing: bool = False
+    context_parallel: bool = False
 
 
-def is_functional() -> bool:
-    """Whether a torch.func transform is active, inside a graph as well."""
-    return _transforms()
+QUIET = TorchState()  # nothing intercepts the call
 
 
-def is_traced() -> bool:
-    """Whether operators are intercepted: by a compiler, a dispatch mode (fake tensors, make_fx) or torch.func."""
-    return _is_compiling() or _modes() > 0 or _transforms()
+def read() -> TorchState:
+    """The state at this moment: the object QUIET itself if nothing intercepts the call."""
+    if _is_compiling():
+        return TorchState(True, _transforms(), False, True, False, True, context_parallel=in_context_parallel())
+    if not _is_intercepted():
+        return QUIET
+    functorch = _transforms()
+    transformed, modes, fx_tracing = functorch or forward_ad._current_level >= 0, _modes() > 0, _is_fx_tracing()
+    return TorchState(
+        functorch=functorch,
+        transformed=transformed,
+        traced=modes or functorch,
+        fx_tracing=fx_tracing,
+        must_decompose=transformed or fx_tracing,
+        fake=modes and torch._guards.detect_fake_mode() is not None,
+        jit_tracing=_tracing_state() is not None,
+        context_parallel=in_context_parallel(),
+    )
 
 
 # The conditions of `is_intercepted` except the compiler's, as `csrc/pybind/small_calls.h` evaluates them: the functions
@@ -54,12 +88,8 @@ VARIABLES = (vars(forward_ad), "_current_level", -1), (vars(functional), "scaled
 
 
 def is_intercepted() -> bool:
-    """Whether something intercepts the call, so that it cannot take the fast path.
-
-    That is `is_traced()`, torch.jit.trace (which the general path refuses), forward-mode differentiation, a
-    TorchFunctionMode (such as that of make_fx with pre_dispatch), or context_parallel, which has reordered the rows.
-    The conditions of `is_traced` are repeated here, because a call of it takes a tenth of the time of a small call.
-    """
+    """Whether something intercepts the call: a field of `TorchState`, or a TorchFunctionMode (such as that of make_fx
+    with pre_dispatch)."""
     return (
         _is_compiling()
         or _modes() > 0
@@ -71,6 +101,15 @@ def is_intercepted() -> bool:
     )
 
 
+_is_intercepted: Callable[[], bool] = is_intercepted
+
+
+def use_compiled(function: Callable[[], bool]) -> None:
+    """Makes `read` use the function `is_intercepted` of the module `_core`, which takes half the time."""
+    global _is_intercepted
+    _is_intercepted = function
+
+
 def _is_default_device() -> bool:
     """Whether every active TorchFunctionMode is that of torch.set_default_device or `with torch.device(...)`."""
     return all(
@@ -79,22 +118,8 @@ def _is_default_device() -> bool:
     )
 
 
-def needs_operations() -> bool:
-    """Whether a call has to consist of dispatched torch operations, because a compiler, torch.func, forward-mode
-    differentiation or make_fx intercepts them."""
-    return _is_compiling() or _transforms() or forward_ad._current_level >= 0 or is_fx_tracing()
-
-
-def no_data(device: torch.device) -> bool:
-    """Whether tensors on a device have shapes but no data: on the meta device, or under a FakeTensorMode."""
-    if device.type == "meta":
-        return True
-    return _modes() > 0 and torch._guards.detect_fake_mode() is not None
-
-
-def is_fx_tracing() -> bool:
-    """Whether make_fx is tracing the operations. With pre_dispatch it uses a TorchFunctionMode and a mode stack of its
-    own."""
+def _is_fx_tracing() -> bool:
+    """Whether make_fx is tracing. With pre_dispatch it uses a TorchFunctionMode and a mode stack of its own."""
     if _modes() > 0 and torch._C._get_dispatch_mode(_PROXY) is not None:
         return True
     return _function_modes() > 0 and torch._ops._get_dispatch_mode_pre_dispatch(_PROXY) is not None
@@ -106,13 +131,26 @@ def is_exporting() -> bool:
     return standard_operators_asked.get() or torch.onnx.is_in_onnx_export()
 
 
+def in_context_parallel() -> bool:
+    """Whether torch.distributed.tensor.experimental.context_parallel is active: it reorders the sequence of ordinary
+    tensors, and replaces scaled_dot_product_attention by its own function."""
+    attention = functional.scaled_dot_product_attention
+    if attention is _ATTENTION:  # the usual answer, in a tenth of a microsecond
+        return False
+    return (getattr(attention, "__module__", None) or "").startswith("torch.distributed.tensor.experimental")
+
+
+def has_no_data(device: torch.device) -> bool:
+    """Whether tensors on a device have shapes but no data: on the meta device, or under a FakeTensorMode."""
+    return device.type == "meta" or read().fake
+
+
 def unreadable(value: torch.Tensor) -> bool:
     """Whether a tensor's values cannot be read: meta and fake tensors, tracing, torch.func, CUDA graph capture."""
-    if value.device.type == "meta" or _is_compiling():
+    state = read()
+    if value.is_meta or state.traced or state.fx_tracing:
         return True
-    if is_functional() or _modes() > 0:
-        return True
-    return value.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return value.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def device_checks_requested() -> bool:
@@ -122,17 +160,7 @@ def device_checks_requested() -> bool:
 
 def should_check_values(value: torch.Tensor) -> bool:
     """Whether a tensor's values are checked: on the CPU, where reading them is cheap, elsewhere only on request."""
-    return (value.device.type == "cpu" or device_checks_requested()) and not unreadable(value)
-
-
-def in_context_parallel() -> bool:
-    """Whether torch.distributed.tensor.experimental.context_parallel is active: it reorders the sequence of ordinary
-    tensors, and replaces scaled_dot_product_attention by its own function."""
-    torch = sys.modules["torch"]
-    attention = torch.nn.functional.scaled_dot_product_attention
-    if attention is torch._C._nn.scaled_dot_product_attention:  # the usual answer, in a tenth of a microsecond
-        return False
-    return (getattr(attention, "__module__", None) or "").startswith("torch.distributed.tensor.experimental")
+    return (value.is_cpu or device_checks_requested()) and not unreadable(value)
 
 
 def outside_modes(function: Callable[P, R]) -> Callable[P, R]:

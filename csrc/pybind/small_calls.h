@@ -1,6 +1,6 @@
-// Fast path for `add` of a small tensor, such as one token's, and for `encode` of a few timesteps: directly from the
-// Python objects to sinpe_add and sinpe_encode. Such a call takes a few microseconds, of which an operator would take
-// one and the checks in Python another.
+// Fast path for calls with a few rows, such as one token's: `add`, `embed`, `encode` and `table` directly from the Python
+// objects to the C interface. Such a call takes a few microseconds, as much as the checks in Python and an operator take
+// each.
 //
 // Tensors are read through DLPack's C exchange functions, which torch.Tensor provides; this file does not depend on
 // torch. What DLPack does not report (gradients, negative bits, modes that intercept operators) is queried by the
@@ -44,38 +44,45 @@ inline const Exchange* exchange = nullptr;
 // The objects passed to `set_up`, never released; see `_set_up` in sinpe_ext/operations/small.py.
 struct PythonObjects {
   PyObject *tensor, *empty_like, *is_lazy, *is_grad_enabled, *is_inference_mode, *increment_version;
+  PyObject *parameter, *empty, *float32;
   PyObject *conditions, *variables, *is_intercepted, *plan_of, *grid_of;
 };
 inline PythonObjects python{};
 
 // Interned names of attributes and methods of a tensor, and a tuple with the name of the only keyword.
 struct Names {
-  PyObject *untyped_storage, *nbytes, *storage_offset, *requires_grad, *is_neg, *is_inference, *new_empty, *dtype_alone;
+  PyObject *untyped_storage, *nbytes, *storage_offset, *requires_grad, *is_neg, *is_inference, *new_empty, *dtype,
+      *dtype_alone;
 };
 inline Names names{};
 
-// set_up(exchange, tensor, empty_like, is_lazy, is_grad_enabled, is_inference_mode, increment_version, conditions,
-// variables, is_intercepted, plan_of, grid_of): a capsule with DLPack's exchange functions, torch.Tensor, functions of torch,
-// and from sinpe_ext the conditions under which calls are intercepted and the function that returns the plan of an
-// encoding, and the one that returns the operands of a grid. Returns whether the exchange functions can be used.
+// set_up(exchange, *objects): a capsule with DLPack's exchange functions, then the fields of PythonObjects: torch.Tensor,
+// functions, types and a dtype of torch, and from sinpe_ext the conditions under which calls are intercepted, the function
+// that returns the plan of an encoding, and the one that returns the operands of a grid. Returns whether the exchange
+// functions can be used.
 inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
   constexpr Py_ssize_t kObjects = sizeof(PythonObjects) / sizeof(PyObject*);
-  if (count != 1 + kObjects || !PyTuple_Check(items[7]) || !PyTuple_Check(items[8])) {
-    PyErr_SetString(PyExc_TypeError, "set_up: expected DLPack's exchange functions in a capsule, and eleven objects");
+  if (count != 1 + kObjects || !PyTuple_Check(items[10]) || !PyTuple_Check(items[11])) {
+    PyErr_SetString(PyExc_TypeError, "set_up: expected DLPack's exchange functions in a capsule, and fourteen objects");
     return nullptr;
   }
   if (exchange != nullptr) Py_RETURN_TRUE;
   const auto* offered = static_cast<const Exchange*>(PyCapsule_GetPointer(items[0], "dlpack_exchange_api"));
   PyErr_Clear();  // raised for a capsule of another name
   if (offered == nullptr || offered->major != 1 || offered->describe == nullptr) Py_RETURN_FALSE;
-  names = {PyUnicode_InternFromString("untyped_storage"), PyUnicode_InternFromString("nbytes"),
-           PyUnicode_InternFromString("storage_offset"),  PyUnicode_InternFromString("requires_grad"),
-           PyUnicode_InternFromString("is_neg"),          PyUnicode_InternFromString("is_inference"),
-           PyUnicode_InternFromString("new_empty"),       Py_BuildValue("(s)", "dtype")};
+  names = {PyUnicode_InternFromString("untyped_storage"),
+           PyUnicode_InternFromString("nbytes"),
+           PyUnicode_InternFromString("storage_offset"),
+           PyUnicode_InternFromString("requires_grad"),
+           PyUnicode_InternFromString("is_neg"),
+           PyUnicode_InternFromString("is_inference"),
+           PyUnicode_InternFromString("new_empty"),
+           PyUnicode_InternFromString("dtype"),
+           Py_BuildValue("(s)", "dtype")};
   if (PyErr_Occurred() != nullptr) return nullptr;
   for (Py_ssize_t k = 1; k <= kObjects; ++k) Py_INCREF(items[k]);
-  python = {items[1], items[2], items[3], items[4],  items[5], items[6],
-            items[7], items[8], items[9], items[10], items[11]};
+  python = {items[1], items[2], items[3],  items[4],  items[5],  items[6],  items[7],
+            items[8], items[9], items[10], items[11], items[12], items[13], items[14]};
   exchange = offered;
   Py_RETURN_TRUE;
 }
@@ -243,7 +250,9 @@ inline GridPlan new_grid(PyObject* encoding, PyObject* object, const Tensor& x, 
   return made;
 }
 
-inline PyTypeObject* tensor_type() { return reinterpret_cast<PyTypeObject*>(python.tensor); }
+inline bool has_type(PyObject* object, PyObject* type) {
+  return Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(type);
+}
 
 // The arguments of `add` in the order of its signature, without out.
 enum Argument {
@@ -271,7 +280,7 @@ inline bool is_int(PyObject* value, long wanted) {
 inline bool is_plain(PyObject* given) {
   const auto at = [given](Argument argument) { return PyTuple_GET_ITEM(given, argument); };
   const bool plain = at(kSeed) == Py_None && at(kGrid) == Py_None && PyFloat_CheckExact(at(kScale)) &&
-                     (PyFloat_CheckExact(at(kAlpha)) || Py_TYPE(at(kAlpha)) == tensor_type()) &&
+                     (PyFloat_CheckExact(at(kAlpha)) || has_type(at(kAlpha), python.tensor)) &&
                      PyFloat_CheckExact(at(kDropout)) && PyFloat_AS_DOUBLE(at(kDropout)) == 0.0 &&
                      is_int(at(kSeqDim), -2) && is_int(at(kChannelDim), -1) && is_int(at(kExtra), 0);
   PyErr_Clear();  // raised for an int that does not fit long
@@ -298,8 +307,8 @@ inline bool is_within_storage(PyObject* object, const Tensor& t, int64_t element
 }
 
 // Whether a tensor can be read directly, without recording for autograd.
-inline bool is_readable(PyObject* x) {
-  if (Py_TYPE(x) != reinterpret_cast<PyTypeObject*>(python.tensor)) return false;
+inline bool is_readable(PyObject* x, bool may_be_parameter = false) {
+  if (!has_type(x, python.tensor) && !(may_be_parameter && has_type(x, python.parameter))) return false;
   PyObject* requires_grad = PyObject_GetAttr(x, names.requires_grad);
   Py_XDECREF(requires_grad);
   if (requires_grad != Py_False && (requires_grad == nullptr || returns_true(python.is_grad_enabled))) return false;
@@ -309,7 +318,7 @@ inline bool is_readable(PyObject* x) {
 // Whether `out` can be written directly. A lazy copy (copy-on-write) is deferred until an address for writing is
 // requested. (For x, which is read, it is made at that point.)
 inline bool is_writable(PyObject* out) {
-  if (Py_TYPE(out) != reinterpret_cast<PyTypeObject*>(python.tensor)) return false;
+  if (!has_type(out, python.tensor)) return false;
   if (!is(PyObject_GetAttr(out, names.requires_grad), Py_False)) return false;
   const bool is_ordinary = returns_false(out, names.is_inference);
   if (!is_ordinary && (PyErr_Occurred() != nullptr || !returns_true(python.is_inference_mode))) return false;
@@ -440,10 +449,14 @@ inline bool set_alpha(PyObject* object, int64_t bytes, sinpe_add_arguments* a) {
   return true;
 }
 
-// Sets the remaining arguments; returns false if the general path has to be taken.
-inline bool set_rows(PyObject* given, int64_t own_start, int64_t bytes, sinpe_add_arguments* a) {
-  PyObject *start = PyTuple_GET_ITEM(given, kStart), *positions = PyTuple_GET_ITEM(given, kPositions);
-  PyObject* mask = PyTuple_GET_ITEM(given, kMask);
+// The arguments that `add` and `embed` have in common.
+struct Rows {
+  PyObject *start, *positions, *mask, *scale, *alpha;
+};
+
+// Sets these arguments; returns false if the general path has to be taken.
+inline bool set_rows(const Rows& rows, int64_t own_start, int64_t bytes, sinpe_add_arguments* a) {
+  PyObject *start = rows.start, *positions = rows.positions, *mask = rows.mask;
   if (PyLong_CheckExact(start)) {
     int overflow = 0;
     a->start = PyLong_AsLongLongAndOverflow(start, &overflow);
@@ -457,8 +470,8 @@ inline bool set_rows(PyObject* given, int64_t own_start, int64_t bytes, sinpe_ad
     if (!describe_rows(mask, *a, a->sizes[2], &t, a->mask_strides) || t.kind != kBool || t.bits != 8) return false;
     a->padding_mask = static_cast<const uint8_t*>(t.data);
   }
-  a->scale = PyFloat_AS_DOUBLE(PyTuple_GET_ITEM(given, kScale));
-  return set_alpha(PyTuple_GET_ITEM(given, kAlpha), bytes, a);
+  a->scale = PyFloat_AS_DOUBLE(rows.scale);
+  return set_alpha(rows.alpha, bytes, a);
 }
 
 // Whether x, the encoding and scale are the only arguments, as is required for a grid.
@@ -480,6 +493,16 @@ inline void set_grid(PyObject* given, int64_t batch, sinpe_add_arguments* a) {
   a->x_strides[1] = a->out_strides[1] = dim;
   a->x_strides[2] = a->out_strides[2] = 1;
   a->scale = PyFloat_AS_DOUBLE(PyTuple_GET_ITEM(given, kScale));
+}
+
+// Increments the version of a tensor that was written to, and returns it; null with an exception.
+inline PyObject* with_new_version(PyObject* result) {  // a function in C: no signal handler comes between
+  PyObject* written = PyTuple_Pack(1, result);
+  PyObject* incremented = written == nullptr ? nullptr : PyObject_CallOneArg(python.increment_version, written);
+  Py_XDECREF(written);
+  Py_XDECREF(incremented);
+  if (incremented == nullptr) Py_CLEAR(result);
+  return result;
 }
 
 // small_add(given, out) -> out, a new tensor if out is None; or None for unsupported arguments.
@@ -526,7 +549,9 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
       set_grid(given, grid.batch, &a);
       done = sinpe_add_grid(grid.words, grid.n_words, grid.values, grid.n_values, &a) == SINPE_OK;
     } else {
-      done = set_rows(given, plan.start, size, &a) && sinpe_add(plan.plan, plan.n_words, &a) == SINPE_OK;
+      const auto at = [given](Argument argument) { return PyTuple_GET_ITEM(given, argument); };
+      const Rows rows{at(kStart), at(kPositions), at(kMask), at(kScale), at(kAlpha)};
+      done = set_rows(rows, plan.start, size, &a) && sinpe_add(plan.plan, plan.n_words, &a) == SINPE_OK;
     }
   }
   if (!done) {
@@ -534,18 +559,11 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
     Py_DECREF(result);
     return use_general_path();
   }
-  if (!is_new) {  // a function in C: no signal handler comes between
-    PyObject* written = PyTuple_Pack(1, result);
-    PyObject* incremented = written == nullptr ? nullptr : PyObject_CallOneArg(python.increment_version, written);
-    Py_XDECREF(written);
-    Py_XDECREF(incremented);
-    if (incremented == nullptr) Py_CLEAR(result);
-  }
-  return result;
+  return is_new ? result : with_new_version(result);
 }
 
-// A new tensor of t's sizes and one more, `dim`, of a torch.dtype, on the device of `object`; or null with an
-// exception.
+// A new tensor of t's sizes and one more, `dim`, of a torch.dtype, or of the dtype of `object` if that is null, on the
+// device of `object`; or null with an exception.
 inline PyObject* new_rows(PyObject* object, const Tensor& t, int64_t dim, PyObject* dtype) {
   PyObject* call[SINPE_MAX_RANK + 2] = {object};
   int32_t made = 1;
@@ -554,8 +572,8 @@ inline PyObject* new_rows(PyObject* object, const Tensor& t, int64_t dim, PyObje
     if (call[made] == nullptr) break;
   }
   call[t.rank + 2] = dtype;
-  PyObject* result = nullptr;
-  if (made == t.rank + 2) result = PyObject_VectorcallMethod(names.new_empty, call, t.rank + 2, names.dtype_alone);
+  PyObject *result = nullptr, *keywords = dtype == nullptr ? nullptr : names.dtype_alone;
+  if (made == t.rank + 2) result = PyObject_VectorcallMethod(names.new_empty, call, t.rank + 2, keywords);
   for (int32_t k = 1; k < made; ++k) Py_DECREF(call[k]);
   return result;
 }
@@ -567,7 +585,7 @@ inline PyObject* encode(PyObject*, PyObject* const* items, Py_ssize_t count) {
     return nullptr;
   }
   PyObject *object = items[0], *encoding = items[1];
-  if (exchange == nullptr) Py_RETURN_NONE;
+  if (exchange == nullptr || Py_TYPE(items[2]) != Py_TYPE(python.float32)) Py_RETURN_NONE;
   const int intercepted = is_intercepted();
   if (intercepted < 0) return nullptr;
   if (intercepted > 0) Py_RETURN_NONE;
@@ -599,6 +617,159 @@ inline PyObject* encode(PyObject*, PyObject* const* items, Py_ssize_t count) {
   return use_general_path();
 }
 
+// The arguments of `embed` in the order of its signature.
+enum EmbedArgument {
+  kIds,
+  kWeight,
+  kOfIds,  // the encoding
+  kIdPositions,
+  kIdStart,
+  kWeightScale,
+  kIdAlpha,
+  kIdDropout,
+  kIdSeed,
+  kPaddingIdx,
+  kIdMask,
+  kSparse,
+  kEncodePadding,
+  kIdSeqDim
+};
+constexpr Py_ssize_t kEmbedArguments = kIdSeqDim + 1;
+
+// Whether the arguments of `embed` describe scale * weight[ids] + alpha * PE only.
+inline bool is_plain_embed(PyObject* given) {
+  const auto at = [given](EmbedArgument argument) { return PyTuple_GET_ITEM(given, argument); };
+  PyObject *padding_idx = at(kPaddingIdx), *sparse = at(kSparse);
+  const bool plain = at(kIdSeed) == Py_None && PyFloat_CheckExact(at(kWeightScale)) &&
+                     (PyFloat_CheckExact(at(kIdAlpha)) || has_type(at(kIdAlpha), python.tensor)) &&
+                     PyFloat_CheckExact(at(kIdDropout)) && PyFloat_AS_DOUBLE(at(kIdDropout)) == 0.0 &&
+                     (padding_idx == Py_None || PyLong_CheckExact(padding_idx)) &&
+                     (sparse == Py_True || sparse == Py_False) && at(kEncodePadding) == Py_True &&
+                     is_int(at(kIdSeqDim), -1);
+  PyErr_Clear();  // raised for an int that does not fit long
+  return plain;
+}
+
+// Whether padding_idx, None or an int, is a row of weight.
+inline bool is_row(PyObject* padding_idx, int64_t rows) {
+  if (padding_idx == Py_None) return true;
+  int overflow = 0;
+  const int64_t row = PyLong_AsLongLongAndOverflow(padding_idx, &overflow);
+  return overflow == 0 && row >= -rows && row < rows;
+}
+
+// small_embed(given) -> a new tensor, or None for arguments that it does not take.
+inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
+  if (count != 1 || !PyTuple_Check(items[0]) || PyTuple_GET_SIZE(items[0]) != kEmbedArguments) {
+    PyErr_SetString(PyExc_TypeError, "small_embed: expected the arguments of embed as a tuple");
+    return nullptr;
+  }
+  PyObject* given = items[0];
+  const auto at = [given](EmbedArgument argument) { return PyTuple_GET_ITEM(given, argument); };
+  if (exchange == nullptr || !is_plain_embed(given)) Py_RETURN_NONE;
+  const int intercepted = is_intercepted();
+  if (intercepted < 0) return nullptr;
+  if (intercepted > 0) Py_RETURN_NONE;
+  if (!is_readable(at(kIds)) || !is_readable(at(kWeight), true)) return use_general_path();
+  Tensor ids, weight, out;
+  const auto operands = [&] {
+    return describe(at(kIds), &ids) && ids.kind == kInt && ids.bits == 64 && ids.rank > 0 &&
+           ids.rank + 1 < SINPE_MAX_RANK && count_elements(ids) > 0 && describe(at(kWeight), &weight) &&
+           weight.rank == 2 && float_type(weight) >= 0 && weight.sizes[0] > 0 && weight.sizes[1] > 0 &&
+           weight.strides[0] >= 0 && (weight.strides[1] == 1 || weight.sizes[1] == 1);
+  };
+  if (!operands()) Py_RETURN_NONE;
+  const int64_t dim = weight.sizes[1];
+  Plan plan = cached_plan(at(kOfIds), dim);
+  if (plan.holder == nullptr) plan = new_plan(at(kOfIds), dim);
+  const Reference holder{plan.holder};
+  if (holder.object == nullptr || count_elements(ids) > kMaxElements / dim) return use_general_path();
+  PyObject* result = new_rows(at(kWeight), ids, dim, nullptr);
+  const int dtype = result == nullptr ? -1 : dtype_of(result, &out);
+  bool done = false;
+  // Described again, because other threads may have run in between.
+  if (dtype >= 0 && operands() && float_type(weight) == dtype && weight.sizes[1] == dim &&
+      count_elements(ids) * dim == count_elements(out) && is_row(at(kPaddingIdx), weight.sizes[0]) &&
+      is_within_storage(at(kIds), ids, count_elements(ids)) &&
+      is_within_storage(at(kWeight), weight, (weight.sizes[0] - 1) * weight.strides[0] + dim)) {
+    sinpe_embed_arguments e{};
+    e.add = arguments_of(out, out, dtype);
+    e.add.x = weight.data;
+    e.ids = static_cast<const int64_t*>(ids.data);
+    e.id_strides[0] = e.add.sizes[1] * e.add.sizes[2], e.id_strides[1] = e.add.sizes[2], e.id_strides[2] = 1;
+    e.num_embeddings = weight.sizes[0];
+    e.weight_stride = weight.sizes[0] > 1 ? weight.strides[0] : dim;
+    const Rows rows{at(kIdStart), at(kIdPositions), at(kIdMask), at(kWeightScale), at(kIdAlpha)};
+    const int64_t bytes = count_elements(out) * (out.bits / 8);
+    done = set_rows(rows, plan.start, bytes, &e.add) && sinpe_embed(plan.plan, plan.n_words, &e) == SINPE_OK;
+  }
+  if (done) return result;
+  Py_XDECREF(result);
+  return use_general_path();
+}
+
+// The arguments of `table` in the order of its record.
+enum TableArgument {
+  kLength,
+  kOfTable,  // the encoding
+  kFirst,
+  kDtype,
+  kDevice,
+  kOut,
+  kFlatten,
+  kFront,
+  kDim
+};
+constexpr Py_ssize_t kTableArguments = kDim + 1;
+
+// small_table(given) -> out, a new tensor if that is None; or None for arguments that it does not take.
+inline PyObject* table(PyObject*, PyObject* const* items, Py_ssize_t count) {
+  if (count != 1 || !PyTuple_Check(items[0]) || PyTuple_GET_SIZE(items[0]) != kTableArguments) {
+    PyErr_SetString(PyExc_TypeError, "small_table: expected the arguments of table as a tuple");
+    return nullptr;
+  }
+  const auto at = [given = items[0]](TableArgument argument) { return PyTuple_GET_ITEM(given, argument); };
+  if (exchange == nullptr || at(kDim) != Py_None || at(kDevice) != Py_None || at(kFlatten) != Py_False ||
+      !PyLong_CheckExact(at(kLength)) || !PyLong_CheckExact(at(kFirst)) || !is_int(at(kFront), 0)) {
+    PyErr_Clear();  // raised for an int that does not fit long
+    Py_RETURN_NONE;
+  }
+  int overflow = 0, overflow_of_start = 0;
+  const int64_t length = PyLong_AsLongLongAndOverflow(at(kLength), &overflow);
+  const int64_t start = PyLong_AsLongLongAndOverflow(at(kFirst), &overflow_of_start);
+  if (overflow != 0 || overflow_of_start != 0 || length < 1 || length > kMaxElements) Py_RETURN_NONE;
+  const int intercepted = is_intercepted();
+  if (intercepted < 0) return nullptr;
+  if (intercepted > 0) Py_RETURN_NONE;
+  PyObject *result = at(kOut), *wanted = at(kDtype);
+  const bool is_new = result == Py_None;
+  if (wanted != Py_None && Py_TYPE(wanted) != Py_TYPE(python.float32)) Py_RETURN_NONE;
+  if (!is_new && !is_writable(result)) return use_general_path();
+  if (!is_new && wanted != Py_None && !is(PyObject_GetAttr(result, names.dtype), wanted)) return use_general_path();
+  Plan plan = cached_plan(at(kOfTable), kOwnDim);
+  if (plan.holder == nullptr) plan = new_plan(at(kOfTable), kOwnDim);
+  const Reference holder{plan.holder};
+  if (holder.object == nullptr) return use_general_path();
+  const int64_t dim = sinpe_plan_dim(plan.plan, plan.n_words);
+  if (length > kMaxElements / dim) Py_RETURN_NONE;
+  if (is_new) {
+    PyObject* call[3] = {at(kLength), PyLong_FromLongLong(dim), wanted == Py_None ? python.float32 : wanted};
+    result = call[1] == nullptr ? nullptr : PyObject_Vectorcall(python.empty, call, 2, names.dtype_alone);
+    Py_XDECREF(call[1]);
+  } else {
+    Py_INCREF(result);
+  }
+  Tensor out;
+  const int dtype = result == nullptr ? -1 : dtype_of(result, &out);
+  const bool done =
+      dtype >= 0 && out.rank == 2 && out.sizes[0] == length && out.sizes[1] == dim &&
+      (is_new || is_within_storage(result, out, length * dim)) &&
+      sinpe_table(plan.plan, plan.n_words, start, length, static_cast<sinpe_dtype>(dtype), out.data, dim) == SINPE_OK;
+  if (done) return is_new ? result : with_new_version(result);
+  Py_XDECREF(result);
+  return use_general_path();
+}
+
 // is_intercepted() -> bool, for other calls; False before set_up.
 inline PyObject* is_intercepted_method(PyObject*, PyObject*) {
   const int answer = exchange == nullptr ? 0 : is_intercepted();
@@ -615,6 +786,8 @@ inline PyMethodDef methods[] = {
     {"set_up", as_method(set_up), METH_FASTCALL,
      "Passes the objects that the fast path calls; returns whether it can be used."},
     {"small_add", as_method(add), METH_FASTCALL, "add for a small tensor; None for unsupported arguments."},
+    {"small_embed", as_method(embed), METH_FASTCALL, "embed of a few tokens; None for unsupported arguments."},
+    {"small_table", as_method(table), METH_FASTCALL, "table of a few rows; None for unsupported arguments."},
     {"small_encode", as_method(encode), METH_FASTCALL, "encode for a few positions; None for unsupported arguments."},
     {"is_intercepted", is_intercepted_method, METH_NOARGS,
      "Whether something other than the compiler intercepts the operations of a call."},

@@ -383,13 +383,13 @@ def small_calls(set_up: Callable[[Any], bool]) -> Any:
 
 
 def small_call(name: str, set_up: Callable[[Any], bool]) -> Callable[..., Any]:
-    """The function of this name of the module `small_calls`, or one that returns None if there is no module.
+    """The function small_<name> of the module `small_calls`, or one that returns None if there is no module.
 
     The result is cached in `choices[name]`, where callers look first.
     """
     chosen = choices
     module = small_calls(set_up)
-    chosen[name] = found = _unsupported if module is None else getattr(module, name)
+    chosen[name] = found = _unsupported if module is None else getattr(module, f"small_{name}")
     return found
 
 

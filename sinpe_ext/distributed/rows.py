@@ -41,9 +41,6 @@ def table(
     shape = (extra + math.prod(lengths), dim) if is_flat else (*lengths, dim)
     layout = dtensor.layout(mesh, _placements(placements, mesh, len(shape)), shape)
 
-    def rows_of(given: Any, length: int, start: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return table_of(length, resolve.encoding(*given), start=start, dtype=dtype, device=device)
-
     def part(first: Sequence[int], sizes: Sequence[int]) -> Tensor:
         if is_flat:
             whole: Any = table_of(
@@ -54,8 +51,8 @@ def table(
             local_starts = [begin + at for begin, at in zip(starts, first, strict=False)]
             if not is_grid:
                 columns = encoding, named, (min(first[-1], dim - 1), max(sizes[-1], 1))
-                make = encoded_rows.graph_table if torch.compiler.is_compiling() else rows_of
-                return make(columns, sizes[0], local_starts[0], dtype, device).narrow(-1, 0, sizes[-1])
+                rows = encoded_rows.table(columns, sizes[0], local_starts[0], dtype, device)
+                return rows.narrow(-1, 0, sizes[-1])
             rows = table_of(sizes[:-1], encoding, dim=named, start=local_starts, dtype=dtype, device=device)
         return rows.narrow(-1, first[-1], sizes[-1]).contiguous()
 

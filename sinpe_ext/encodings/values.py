@@ -213,7 +213,7 @@ def check_storage_bounds(name: str, value: torch.Tensor) -> None:
 
     if torch.compiler.is_compiling() or type(value) not in (torch.Tensor, torch.nn.Parameter):
         return
-    if torch.jit.is_tracing() or torch._is_functional_tensor(value):  # type: ignore[attr-defined]
+    if torch._is_functional_tensor(value):  # type: ignore[attr-defined]
         return
     try:
         there = value.untyped_storage().nbytes()

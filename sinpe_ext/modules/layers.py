@@ -180,7 +180,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         given = (x, self.encoding, positions, start, self.scale, self.alpha, padding_mask,
                  seq_dim, self.channel_dim, p, seed, places, self.extra_tokens)  # fmt: skip
         is_limited = self.max_len is not None and (positions is not None or not self._is_within(x, start))
-        encoded = None if is_limited else small.try_add(given)
+        encoded = None if is_limited else small.call("add", given, None)
         if encoded is None:
             call = add_call(AddArguments(*given))
             if self.max_len is not None:
@@ -350,7 +350,7 @@ class SinusoidalEmbedding(nn.Embedding):
                  self.padding_idx, padding_mask, self.sparse, self.encode_padding,
                  -1 if self.batch_first else 0)  # fmt: skip
         is_limited = self.max_len is not None and (positions is not None or not self._is_within(ids, start))
-        encoded = None if is_limited else small.try_embed(given)
+        encoded = None if is_limited else small.call("embed", given)
         if encoded is None:
             call = embed_call(EmbedArguments(*given))
             if self.max_len is not None:

@@ -11,7 +11,6 @@ from .. import torch_state
 from ..encodings import values
 from ..encodings.values import is_dtensor
 from ..operations import checks
-from ..torch_state import is_traced
 
 
 def repr_parts(layer: Any) -> list[str]:
@@ -72,7 +71,7 @@ def is_within(first: Any, rows: Any, max_len: int) -> bool:
 
     False if `check_limit` has to decide, and under tracing, where the answer would become a constant of the graph.
     """
-    return not is_traced() and type(first) is int and 0 <= first <= max_len - rows
+    return not torch_state.read().traced and type(first) is int and 0 <= first <= max_len - rows
 
 
 def is_fx_proxy(given: Any) -> bool:
@@ -105,7 +104,7 @@ def check_limit(call: Any, max_len: int) -> None:
         return
     else:
         p = call.positions
-        by_start = call.are_starts
+        by_start = call.positions_are_starts
         if torch_state.unreadable(p):
             ahead = rows - 1 if by_start else 0
             allowed = ((p >= lowest) & (p <= highest - ahead)).all()

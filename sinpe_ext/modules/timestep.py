@@ -81,7 +81,7 @@ class TimestepEncoding(nn.Module):
         Raises:
             TypeError if t is not a tensor, or is of a bool, complex or 8-bit floating-point dtype.
         """
-        rows = small.try_encode(t, self.encoding, self.dtype)
+        rows = small.call("encode", t, self.encoding, self.dtype)
         if rows is not None:
             return rows
         if shared.is_fx_proxy(t):

@@ -12,24 +12,289 @@ own derivatives consist of the same operators, so derivatives of every order wor
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from .. import torch_state
+from ..encodings import resolve, values
+from ..encodings.tracing import refuse_jit_trace
 from ..operator import Operator, one_by_one
-from ..reference import apply
-from ..reference.tiles import accumulation
-from ..torch_state import is_functional, needs_operations
-from . import checks, plans
-from .call import Form, RowsCall, cached_by_value
-from .dropout import scaled
+from ..reference import apply, philox
+from ..reference.tiles import accumulation, arranged
+from . import checks, dropout, encoded_rows, plans
+from .checks import Target
+from .dropout import DROPOUT, scaled
 from .encoded_rows import ROW_DOTS, derivative_plan, reduced, row_dots_gradients
 from .plans import decoded, pack_plan
-from .records import Add, AddArguments, AddBackward, Dropout, Embed, Part, RowDots, save, saved
+from .records import (
+    Add,
+    AddArguments,
+    AddBackward,
+    Dropout,
+    Embed,
+    EmbedArguments,
+    Part,
+    RowDots,
+    save,
+    saved,
+)
 
 _is_compiling = torch.compiler.is_compiling
+_Result = TypeVar("_Result")
+
+
+def cached_by_value(function: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Decorator: cache the results of a function of values that are not tensors, such as an encoding and a dropout
+    probability, by equality and type. Not used while torch.compile is tracing."""
+    cached = lru_cache(maxsize=256, typed=True)(function)
+
+    @wraps(function)
+    def call(*values: Any) -> _Result:
+        if _is_compiling():
+            return function(*values)
+        try:
+            return cached(*values)
+        except TypeError:  # an unhashable argument, or an error of the function, which it raises again
+            return function(*values)
+
+    return call
+
+
+@cached_by_value
+def _constants(given: Any, dim: int, columns: Any, probability: Any) -> tuple[Any, int, Tensor | None]:
+    """(encoding, drop_threshold, packed plan on the CPU); the first three arguments are those of `resolve.encoding`.
+    There is no plan for an encoding that kernels do not support, nor in a graph, which has its own."""
+    encoding = resolve.encoding(given, dim, columns)
+    drop_threshold = values.drop_threshold(probability)
+    has_plan = encoding.angle == "exact" and not _is_compiling()
+    return encoding, drop_threshold, pack_plan(encoding) if has_plan else None
+
+
+class Form:
+    """The layout of a tensor with a sequence, and its conversion to canonical form and back.
+
+    Attributes:
+        axes: the dimensions of the sequence and of the channels.
+    """
+
+    extra = 0  # see GridForm
+    is_evenly_spaced = True
+
+    def __init__(self, axes: tuple[int, int], rank: int) -> None:
+        self.axes = axes
+        self.is_canonical = axes == (rank - 2, rank - 1)
+        self.order = [d for d in range(rank) if d not in axes] + [*axes]
+
+    def canonical(self, t: Tensor) -> Tensor:
+        """A tensor of this layout in canonical form, as a view."""
+        return t if self.is_canonical else t.permute(*self.order)
+
+    def restored(self, t: Tensor) -> Tensor:
+        """The inverse of `canonical`."""
+        return t if self.is_canonical else t.permute(*(self.order.index(d) for d in range(len(self.order))))
+
+    def restored_shape(self, shape: Sequence[int]) -> Sequence[int]:
+        """The shape of `restored(t)` for a t of shape `shape`."""
+        return shape if self.is_canonical else [shape[self.order.index(d)] for d in range(len(self.order))]
+
+    def rng_offsets(self, shape: Sequence[int], part: Part | None = None) -> list[int]:
+        """Philox counter base and stride of each dimension of the canonical form, so that the mask follows the
+        row-major order of `shape`, or of the whole of which `part` is a part; empty if the two orders are the same.
+
+        Never empty in a graph: AOTInductor reads an empty list back as None.
+        """
+        if part is not None:
+            steps = philox.row_major(part.shape)
+            first = sum(at * step for at, step in zip(part.first, steps, strict=True))
+            return [first, *(steps[d] for d in self.order)]
+        if self.is_canonical and not _is_compiling():
+            return []
+        steps = philox.row_major(shape)
+        return [0, *(steps[d] for d in self.order)]
+
+
+class Sum:
+    """dropout(scale * x + alpha * PE) after all checks: what `add` and `embed` have in common.
+
+    Attributes:
+        state: what intercepts the call.
+        shape: shape of the result in canonical form, (batch, *middle, sequence, channels) or (sequence, channels).
+        is_empty: whether the result has no elements.
+        device, dtype: those of the result.
+        has_no_data: whether tensors have shapes but no data: on the meta device, or under a FakeTensorMode.
+        has_kernel: whether an operator computes the result; none does for float32 angles, empty tensors and tensors
+            without data.
+        encoding: the encoding.
+        given: the caller's arguments for the encoding.
+        columns: (first channel, number of channels) of a shard that has only some of the encoding's channels.
+        row_offset: index of the first row of a shard in the whole.
+        whole_rows: number of rows of the whole.
+        positions, padding_mask, seed, start, positions_are_starts, scale, drop_threshold, rng_offsets: as in `Add`.
+        alpha: float or tensor; None for 1.
+    """
+
+    columns: tuple[int, int] | None = None
+    row_offset = 0
+    whole_rows: int
+    start: Any = 0
+    positions_are_starts = False
+    has_kernel: bool
+    has_no_data: bool
+
+    state: torch_state.TorchState
+    is_empty: bool
+    shape: torch.Size
+    device: torch.device
+    dtype: torch.dtype
+    alpha: float | Tensor | None = None
+    seed: Tensor | None = None
+    rng_offsets: Sequence[int] = ()
+
+    def target(self) -> Target:
+        """The argument that the others must match."""
+        raise NotImplementedError
+
+    def set_rows(self, width: int, given: AddArguments | EmbedArguments) -> None:
+        """Checks and stores the arguments that `add` and `embed` share; `width` is the number of channels, for an
+        encoding given by name or not at all."""
+        self.is_empty = 0 in self.shape
+        self.given: plans.Given = given.encoding, width, self.columns
+        self.encoding, self.drop_threshold, self._cpu_plan = _constants(*self.given, given.dropout)
+        # Not cached by `cached_by_value`: 0.0 and -0.0 are equal, but results differ in sign.
+        scale, alpha, mask = given.scale, given.alpha, given.padding_mask
+        self.scale: float = scale if type(scale) is float else values.factor("scale", scale)
+        if type(alpha) is not float or alpha != 1.0:
+            self.set_alpha(alpha)
+        self.padding_mask = None if mask is None else checks.padding_mask(mask, self.target())
+        self.set_positions(given.positions, given.start)
+        self._given_seed = None if given.seed is None else checks.seed(given.seed, self.device)
+        self.has_kernel = self.encoding.angle == "exact" and not (self.is_empty or self.has_no_data)
+
+    def set_alpha(self, alpha: Any) -> None:
+        """Checks and stores alpha."""
+        alpha = checks.alpha(alpha, self.target())
+        self.alpha = None if isinstance(alpha, float) and alpha == 1.0 else alpha
+
+    def set_part(self, part: Part, rows_at: int, channels_at: int, shape: Sequence[int]) -> int:
+        """Stores where data of `shape` lies in the whole; returns the number of channels of the whole."""
+        self.row_offset, self.whole_rows = part.first[rows_at], part.shape[rows_at]
+        width, count = operator.index(part.shape[channels_at]), operator.index(shape[channels_at])
+        if width != count:
+            first = operator.index(part.first[channels_at])
+            self.columns = min(first, width - 1), max(count, 1)  # one channel broadcasts to data without channels
+        return width
+
+    def whole_dim(self) -> int:
+        """Number of channels of the encoding; the data may have fewer, as a shard."""
+        return self.encoding.dim if self.columns is None else resolve.encoding(*self.given[:2]).dim
+
+    def set_positions(self, positions: Any, start: Any) -> None:
+        """Checks and stores positions, or start if there are none."""
+        self.positions: Tensor | None = None
+        if positions is not None:
+            checks.start_beside_positions(start)
+            positions, of = checks.positions(positions), self.target()
+            checks.same_device("positions", positions, of)
+            self.positions = checks.row_tensor("positions", positions, of)
+            return
+        if self.state.context_parallel:
+            checks.refuse_in_context_parallel()
+        if isinstance(start, Tensor):
+            self.positions = checks.start_tensor(start, self.target(), self.encoding.start + self.row_offset)
+            self.positions_are_starts = True
+        elif self.state.compiling and isinstance(start, (int, torch.SymInt)):
+            self.start = start + self.row_offset  # may be symbolic; the operator checks the range
+        else:
+            if type(start) is not int or not values.INT64_MIN <= start <= values.INT64_MAX:
+                checks.refuse_list(start, self.target())
+                start = values.start(start)
+            first = self.encoding.start + start
+            if first < values.INT64_MIN or first > values.INT64_MAX - self.whole_rows:
+                values.position_range(first, self.whole_rows)
+            self.start = start + self.row_offset
+
+    def draw(self) -> None:
+        """Sets the seed, or draws it; after all checks, so that a call that raises does not advance the generator."""
+        if self.is_empty:
+            self.drop_threshold = 0
+        if 0 < self.drop_threshold < values.DROP_UNIT:
+            self.seed = dropout.seed_tensor(self._given_seed, self.device)
+
+    def needs_grad(self, other: Tensor) -> bool:
+        """Whether a gradient of this call is needed; `other` is x or weight."""
+        if not torch.is_grad_enabled():
+            return False
+        alpha, positions = self.alpha, self.positions
+        return bool(
+            other.requires_grad
+            or (isinstance(alpha, Tensor) and alpha.requires_grad)
+            or (positions is not None and positions.requires_grad)
+        )
+
+    def packed_plan(self) -> Tensor:
+        """The plan as the operators take it."""
+        if self.state.compiling:
+            return plans.graph_plan(*self.given, self.device)
+        if self.device.type == "cuda":
+            return pack_plan(self.encoding, self.device)
+        assert self._cpu_plan is not None
+        return self._cpu_plan
+
+    def alpha_tensor(self) -> Tensor | None:
+        """alpha as the operators take it."""
+        alpha = self.alpha
+        if alpha is None or isinstance(alpha, Tensor):
+            return alpha
+        return dropout.number(alpha, torch.float64, self.device)
+
+    # In torch operations, which compilers can fuse with others and torch.func can transform.
+
+    def rows(self) -> Tensor:
+        """The rows of the encoding in the type of the sum, broadcastable to `shape`; differentiable."""
+        length, acc, positions = self.shape[-2], accumulation(self.dtype), self.positions
+        if positions is None:
+            rows = encoded_rows.table(self.given, length, self.start, acc, self.device)
+        else:
+            if self.positions_are_starts:
+                positions = positions + torch.arange(length, device=self.device)
+            rows = encoded_rows.encode(self.given, positions, acc)
+        return arranged(rows, len(self.shape))
+
+    def sum(self, x: Tensor) -> Tensor:
+        """scale * x + alpha * PE in the type of the sum, for x in canonical form; differentiable."""
+        rows, acc = self.rows(), accumulation(self.dtype)
+        x = x.to(acc)
+        if self.scale != 1.0:
+            x = x * self.scale
+        if self.alpha is not None:
+            rows = rows * (self.alpha.to(acc) if isinstance(self.alpha, Tensor) else self.alpha)
+        if self.padding_mask is not None:
+            # x + (-0.0) is x for every x; adding +0.0 would turn -0.0 into +0.0. Not torch.where, which would copy the
+            # number to the device and wait for it.
+            mask = arranged(self.padding_mask.unsqueeze(-1), len(self.shape))
+            rows = rows.masked_fill(mask, -0.0)
+        return x + rows
+
+    def dropped(self, total: Tensor, rng_offsets: Sequence[int] | None = None) -> Tensor:
+        """Dropout of a sum in canonical form, in the result's dtype, differentiable; under torch.func the mask is
+        computed in torch operations."""
+        if not self.drop_threshold:
+            return total.to(self.dtype)
+        rng_offsets = self.rng_offsets if rng_offsets is None else rng_offsets
+        d = Dropout(total, self.seed, self.drop_threshold, 1.0, rng_offsets)
+        if not self.state.transformed and not self.state.functorch:
+            return DROPOUT(*d).to(self.dtype)
+        if self.state.compiling:
+            ones = torch.ones(total.shape, dtype=total.dtype, device=self.device)
+            keep = DROPOUT(*d._replace(x=ones)) != 0
+        else:
+            keep = philox.keep(self.seed, self.drop_threshold, total.shape, rng_offsets, self.device)
+        return (total * philox.kept_scale(self.drop_threshold)).masked_fill(~keep, 0.0).to(self.dtype)
 
 
 @cached_by_value
@@ -40,13 +305,12 @@ def _form(rank: int, seq_dim: Any, channel_dim: Any) -> Form:
     return Form((rows_at, channels_at), rank)
 
 
-class SequenceAdd(RowsCall):
-    """The arguments of `add` with a one-dimensional encoding, after all checks.
+class SequenceAdd(Sum):
+    """`add` with a one-dimensional encoding, after all checks.
 
     Attributes:
         x: as given.
         form: the layout of x.
-        shape: shape of x in canonical form.
 
     If `part` is given, x is a shard of a larger tensor.
     """
@@ -54,46 +318,59 @@ class SequenceAdd(RowsCall):
     form: Any
 
     def __init__(self, given: AddArguments, part: Part | None = None) -> None:
-        self._set_x(given.x)
-        x, rank = self.x, self.x.dim()
-        self.form = form = _form(rank, given.seq_dim, given.channel_dim)
+        self.set_x(given.x)
+        shape = given.x.shape
+        self.form = form = _form(len(shape), given.seq_dim, given.channel_dim)
         rows_at, channels_at = form.axes
-        shape = x.shape
         self.shape = shape if form.is_canonical else torch.Size([shape[d] for d in form.order])
-        _, width = self._set_part(part, rows_at, channels_at, shape)
-        of = checks.Target("x", shape, x.device, self.shape[0] if rank > 2 else 1, shape[rows_at])
-        self.set_rows(of, width, given)
-        dim = self.encoding.dim if self.columns is None else self.whole_dim()
-        if width != dim and (given.encoding is not None or width):
-            checks.channels(x, width, dim)
-        self.rng_offsets = form.rng_offsets(shape, part) if self.drop_threshold else []
+        if part is None:
+            self.whole_rows, width = shape[rows_at], operator.index(shape[channels_at])
+        else:
+            width = self.set_part(part, rows_at, channels_at, shape)
+        self.set_rows(width, given)
+        if width != self.encoding.dim:
+            dim = self.whole_dim()
+            if width != dim and (given.encoding is not None or width):
+                checks.channels(shape, width, dim)
+        if self.drop_threshold and (part is not None or not form.is_canonical or self.state.compiling):
+            self.rng_offsets = form.rng_offsets(shape, part)
 
-    def _set_x(self, x: Any) -> None:
+    def set_x(self, x: Any) -> None:
+        """Checks and stores x, and reads what intercepts the call."""
+        self.state = torch_state.read()
+        if self.state.jit_tracing:
+            refuse_jit_trace()
         checks.check_x(x)
         self.x: Tensor = x
-        self.device, self.acc = x.device, accumulation(x.dtype)
+        self.device, self.dtype = x.device, x.dtype
+        self.has_no_data = self.state.fake or x.is_meta
+
+    def target(self) -> Target:
+        x, rows_at = self.x, self.form.axes[0]
+        return Target("x", x.shape, x.device, self.shape[0] if len(self.shape) > 2 else 1, x.shape[rows_at])
 
     # Choice of the implementation.
 
     def result(self) -> Tensor:
         """`add`, differentiable."""
         self.draw()
-        if needs_operations():
+        if self.state.must_decompose:
             return self.traced()
-        if not self._needs_torch_operations():
-            return self._by_operator()
+        if self.has_kernel:
+            return self.by_operator()
         return self.traced() if self.needs_grad(self.x) else self.run()
 
     def result_in_place(self) -> Tensor:
         """`add_`, differentiable."""
         self.draw()
-        if needs_operations():
-            return self.x.copy_(self.traced())
-        if not self.needs_grad(self.x):
-            self.run(self.x)
-            torch.autograd.graph.increment_version(self.x)
-            return self.x
-        return self.x.copy_(self.traced()) if self._needs_torch_operations() else self._differentiable_in_place()
+        x = self.x
+        if self.state.must_decompose:
+            return x.copy_(self.traced())
+        if not self.needs_grad(x):
+            self.run(x)
+            torch.autograd.graph.increment_version(x)
+            return x
+        return self.differentiable_in_place() if self.has_kernel else x.copy_(self.traced())
 
     def written(self, out: Any) -> tuple[Any, Tensor]:
         """The tensors whose memory is checked for overlap: those that hold `out` and x."""
@@ -102,76 +379,70 @@ class SequenceAdd(RowsCall):
     def write_to(self, out: Tensor) -> Tensor:
         """`add` with `out`, which has been checked."""
         self.draw()
-        if _is_compiling():
+        if self.state.compiling:
             return out.copy_(self.traced())
         self.run(out)
         torch.autograd.graph.increment_version(out)
         return out
 
-    def _needs_torch_operations(self) -> bool:
-        """Whether no operator computes the result: for float32 angles, empty tensors, and tensors without data."""
-        return self.is_empty or not self._is_exact() or torch_state.no_data(self.device)
+    # By an operator, which chooses between kernel, reference implementation and autograd.
 
-    def _is_exact(self) -> bool:
-        """Whether the kernels support the encoding."""
-        return self.encoding.angle == "exact"
+    def by_operator(self) -> Tensor:
+        """The result, differentiable."""
+        x, form = self.x, self.form
+        if not (form.is_canonical and x.is_contiguous()) and not self.needs_grad(x):
+            return self.run()  # the strides of torch.empty_like
+        result: Tensor = ADD(*self.operands(x if form.is_canonical else form.canonical(x)))
+        return result if form.is_canonical else form.restored(result)
 
-    # Without autograd.
+    def differentiable_in_place(self) -> Tensor:
+        """Writes the result into x, for autograd."""
+        return AddInPlace.apply(*self.operands(self.x), self.form, lambda: self.run(self.x))
 
     def run(self, out: Tensor | None = None) -> Tensor:
-        """Computes the result, with the layout of x, in a new tensor or in `out`."""
+        """Computes the result, with the layout of x, in a new tensor or in `out`; not differentiable."""
         if out is not None and out.is_neg():  # has the negative bit; kernels would write values of the wrong sign
             with torch.no_grad():
                 return out.copy_(self.run())
         target = torch.empty_like(self.x) if out is None else out
-        if self.x.numel() and not torch_state.no_data(self.device):
-            with torch.no_grad():
-                self._write(target)
+        if not (self.is_empty or self.has_no_data):
+            self.write(target)
         return target
 
-    def _write(self, target: Tensor) -> None:
+    def write(self, target: Tensor) -> None:
         """Computes the result into `target`, which has the layout of x."""
-        self._fill(self.form.canonical(self.x.detach()), self.form.canonical(target.detach()))
+        self.fill(self.form.canonical(self.x), self.form.canonical(target))
 
-    def _fill(self, x: Tensor, target: Tensor) -> None:
+    def fill(self, x: Tensor, target: Tensor) -> None:
         """Computes the result into `target`; both are in canonical form."""
-        if self._is_exact():
-            ADD_OUT.run(*self.operands(x), target)
+        if self.has_kernel:
+            ADD_OUT(*self.operands(x), target)
         else:
-            target.copy_(self.dropped(self.sum(x.to(self.acc))))
+            with torch.no_grad():
+                target.copy_(self.dropped(self.sum(x)))
 
-    def operands(self, x: Tensor, packed_plan: Tensor | None = None) -> Add:
+    def operands(self, x: Tensor) -> Add:
         """The operands of the operator `add` for x in canonical form."""
-        plan = pack_plan(self.encoding, self.device) if packed_plan is None else packed_plan
-        with_x = self.positions, self.padding_mask, self.alpha_or_none(), self.seed
+        alpha = None if self.alpha is None else self.alpha_tensor()
         rng_offsets = self.rng_offsets if self.drop_threshold else []
-        return Add(x, plan, *with_x, self.start, self.are_starts, self.scale, self.drop_threshold, rng_offsets)
-
-    # By the operator, which chooses between kernel and reference, with and without autograd.
-
-    def _by_operator(self) -> Tensor:
-        x = self.x
-        if not self.needs_grad(x) and not (self.form.is_canonical and x.is_contiguous()):
-            return self.run()  # the strides of torch.empty_like
-        return self.form.restored(ADD(*self.operands(self.form.canonical(x))))
-
-    def _differentiable_in_place(self) -> Tensor:
-        return AddInPlace.apply(*self.operands(self.x), self.form, lambda: self.run(self.x))
-
-    # In torch operations, for autograd, compilers and torch.func.
+        return Add(
+            x, self.packed_plan(), self.positions, self.padding_mask, alpha, self.seed, self.start,
+            self.positions_are_starts, self.scale, self.drop_threshold, rng_offsets,
+        )  # fmt: skip
 
     def traced(self) -> Tensor:
-        """`add` in torch operations, which a compiler can fuse with others and torch.func can transform.
+        """The result in torch operations.
 
         With dropout a graph contains the fused operator instead: generating the mask is most of the work, and compiled
         loops are several times slower at it.
         """
-        if self.drop_threshold and _is_compiling() and self._is_exact() and not is_functional():
-            packed_plan = plans.graph_plan(*self.given, self.device)
-            operands = self.operands(self.form.canonical(self.x), packed_plan)
-            return self.form.restored(torch.ops.sinpe_ext.add.default(*operands))
-        total = self.sum(self.form.canonical(self.x).to(self.acc))
-        return self.form.restored(self.dropped(total).to(self.x.dtype))
+        x, state = self.form.canonical(self.x), self.state
+        if self.drop_threshold and state.compiling and not state.functorch and self.has_kernel:
+            result = ADD(*self.operands(x))
+        else:
+            result = self.dropped(self.sum(x))
+        restored: Tensor = self.form.restored(result)
+        return restored
 
 
 # ------------------------------------------------------------------------------------------------ operators
@@ -192,23 +463,23 @@ def _add_batched(info: Any, in_dims: Any, *operands: Any) -> tuple[Tensor, int]:
 
 
 def _add_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    save(ctx, Add(*inputs), "x")
+    save(ctx, Add(*inputs), left_out=0)
 
 
 def _add_backward(ctx: Any, grad: Tensor) -> Any:
     a: Add = saved(ctx)
-    needs = Add(*ctx.needs_input_grad[: len(Add._fields)])  # AddInPlace has two more arguments
+    needs_x, _, needs_positions, _, needs_alpha, *_ = ctx.needs_input_grad
     to_x = to_alpha = None
-    if needs.x and needs.alpha and (a.drop_threshold or a.scale != 1.0):
+    if needs_x and needs_alpha and (a.drop_threshold or a.scale != 1.0):
         rows = a.plan, a.positions, a.padding_mask, a.seed, a.start, a.positions_are_starts
         to_x, dots = ADD_BACKWARD(grad, *rows, a.scale, a.drop_threshold, a.rng_offsets)
         to_alpha = summed(dots, a)
     else:
-        if needs.x:
+        if needs_x:
             to_x = scaled(Dropout(grad, a.seed, a.drop_threshold, a.scale, a.rng_offsets))
-        if needs.alpha:
+        if needs_alpha:
             to_alpha = alpha_gradient(grad, a)
-    to_positions = position_gradient(grad, a) if needs.positions else None
+    to_positions = position_gradient(grad, a) if needs_positions else None
     return to_x, None, to_positions, None, to_alpha, *(None,) * 6
 
 

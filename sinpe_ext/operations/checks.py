@@ -30,6 +30,7 @@ from ..torch_state import in_context_parallel, should_check_values
 
 _is_compiling = torch.compiler.is_compiling
 
+FLOATS = torch.float32, torch.bfloat16, torch.float16, torch.float64
 MAX_RANK = 16  # the kernels' maximum number of dimensions, csrc/include/sinpe/sinpe.h
 
 
@@ -134,23 +135,27 @@ def two_dimensions(rows_at: int, channels_at: int, seq_dim: Any, channel_dim: An
 
 def check_x(x: Any) -> None:
     """Checks x of `add`: a dense floating-point tensor with at least two dimensions."""
-    operand("x", x)
-    if x.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-        raise TypeError(
-            f"x: expected torch.float32, float64, bfloat16 or float16, got {x.dtype}; convert it, say with x.float()"
-        )
+    if type(x) is not Tensor or x.layout is not torch.strided or x.is_nested or x.dtype not in FLOATS:
+        strided_tensor("x", x, may_be_dtensor=True)
+        if x.dtype not in FLOATS:
+            raise TypeError(
+                f"x: expected torch.float32, float64, bfloat16 or float16, got {x.dtype}; convert it, say with "
+                "x.float()"
+            )
     if not 2 <= x.dim() <= MAX_RANK:
         raise ValueError(
             f"x: expected 2 to {MAX_RANK} dimensions, (sequence, channels) or (batch, ..., sequence, channels), got "
             f"shape {tuple(x.shape)}; unsqueeze or flatten it"
         )
+    if not _is_compiling() and not loader.choices.get("cpu" if x.is_cpu else x.device.type):
+        check_storage("x", x)
 
 
-def channels(x: Tensor, width: int, dim: int) -> None:
-    """Raises ValueError if x has another number of channels, `width`, than the encoding, `dim`."""
+def channels(shape: Sequence[int], width: int, dim: int) -> None:
+    """Raises ValueError if x, of this shape, has another number of channels, `width`, than the encoding, `dim`."""
     if width != dim:
         raise ValueError(
-            f"x: expected {dim} channels, those of the encoding, got {width} in shape {tuple(x.shape)}; "
+            f"x: expected {dim} channels, those of the encoding, got {width} in shape {tuple(shape)}; "
             "pass an encoding of that dim, or channel_dim"
         )
 
@@ -298,11 +303,9 @@ def torch_device(value: Any) -> torch.device:
         ) from error
 
 
-def operand(name: str, value: Any) -> None:
-    """Checks x of `add` or weight of `embed`: an ordinary strided tensor or a DTensor. Where the kernels serve the
-    device, their binding checks the bounds of the storage itself (csrc/torch/tensors.h)."""
-    strided_tensor(name, value, may_be_dtensor=True)
-    if not torch.compiler.is_compiling() and not loader.compiled(value.device.type):
+def check_storage(name: str, value: Tensor) -> None:
+    """Checks the bounds of a tensor's storage, unless the binding of the kernels does it (csrc/torch/tensors.h)."""
+    if not loader.compiled("cpu" if value.is_cpu else value.device.type):
         check_storage_bounds(name, value)
 
 
@@ -328,13 +331,15 @@ def seed(value: Any, device: torch.device) -> Any:
 
 def weight(value: Any) -> Tensor:
     """Checks `weight` of `embed`: a dense floating-point tensor of shape (num_embeddings, channels)."""
-    operand("weight", value)
+    strided_tensor("weight", value, may_be_dtensor=True)
     float_dtype("weight", value.dtype, "weight after ids, with one of these dtypes")
     if value.dim() != 2:
         raise ValueError(
             f"weight: expected shape (num_embeddings, channels), got {tuple(value.shape)}; pass the weight of an "
             "nn.Embedding"
         )
+    if not _is_compiling() and not loader.choices.get("cpu" if value.is_cpu else value.device.type):
+        check_storage("weight", value)
     return value
 
 
@@ -350,7 +355,7 @@ def weight_channels(value: Tensor, width: int, dim: int) -> None:
 
 def ids(value: Any, weight: Tensor) -> Tensor:
     """Checks token ids, which have a sequence dimension; returns int64. `id_range` checks their values."""
-    dense_tensor("ids", value, may_be_dtensor=True)
+    strided_tensor("ids", value, may_be_dtensor=True)
     if value.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
         raise TypeError(f"ids: expected an integer tensor, got {value.dtype}; pass int64 ids")
     if not 1 <= value.dim() < MAX_RANK:
@@ -363,8 +368,13 @@ def ids(value: Any, weight: Tensor) -> Tensor:
             f"ids: expected the device of weight, {weight.device}, got {value.device}; move it with "
             "ids.to(weight.device)"
         )
-    if not torch.compiler.is_compiling() and value._is_zerotensor():
+    if _is_compiling():
+        return value.long()
+    if value._is_zerotensor():
         return value.clone().to(torch.int64)  # torch's embedding crashes on a zero tensor, which has no memory
+    if value.dtype is torch.int64 and loader.choices.get("cpu" if value.is_cpu else value.device.type):
+        return value  # the binding checks its storage
+    check_storage_bounds("ids", value)
     return value.long()
 
 

@@ -29,7 +29,7 @@ def _dropout(*operands: Any) -> Tensor:
 
 
 def _dropout_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    save(ctx, Dropout(*inputs), "x")
+    save(ctx, Dropout(*inputs), left_out=0)
 
 
 def _dropout_backward(ctx: Any, grad: Tensor) -> Any:
@@ -48,6 +48,8 @@ DROPOUT = Operator(
 def seed_tensor(seed: Any, device: torch.device) -> Tensor:
     """A checked seed as an int64 tensor of shape () on `device`, or where `number` puts it; for None a seed is drawn
     from the device's generator."""
+    if seed is None and not torch.compiler.is_compiling():
+        return torch.randint(INT64_MAX, (), dtype=torch.int64, device=device)
     if torch.compiler.is_compiling() and torch_state.is_exporting():
         # ONNX has no operator for the mask, and an exported model with active dropout is hardly intended.
         raise ValueError(
@@ -55,12 +57,10 @@ def seed_tensor(seed: Any, device: torch.device) -> Tensor:
             "model.eval() before the export"
         )
     if seed is None:
-        if not torch.compiler.is_compiling():
-            return draw_seed(device)
         # A custom operator in a graph: the compiler would replace torch.randint by another random stream.
         return torch.ops.sinpe_ext.draw_seed.default(torch.empty((), dtype=torch.int64, device=device))
     if not isinstance(seed, Tensor) and isinstance(seed, torch.Generator):
-        seed = draw_seed(seed.device, seed)
+        seed = torch.randint(INT64_MAX, (), generator=seed, dtype=torch.int64, device=seed.device)
         if seed.device == device:
             return seed
     if isinstance(seed, Tensor):
@@ -73,20 +73,15 @@ def seed_tensor(seed: Any, device: torch.device) -> Tensor:
 def number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A number as a tensor of shape () for an operator. If a CUDA kernel is called eagerly the tensor is on the CPU:
     the value is then a launch argument, and no fill kernel is needed. Otherwise, in a graph too, it is on `device`."""
-    if device.type == "cuda" and loader.compiled("cuda") and not torch_state.needs_operations():
+    if device.type == "cuda" and loader.compiled("cuda") and not torch_state.read().must_decompose:
         device = _CPU
     return torch.full((), value, dtype=dtype, device=device)
-
-
-def draw_seed(device: torch.device, generator: torch.Generator | None = None) -> Tensor:
-    """Draws a seed from a generator, by default the device's."""
-    return torch.randint(INT64_MAX, (), generator=generator, dtype=torch.int64, device=device)
 
 
 Operator(
     # Each draw gets a new tensor as `like`: a graph would merge two draws with equal arguments into one.
     "draw_seed(Tensor like) -> Tensor",
-    reference=lambda like: draw_seed(like.device),
+    reference=lambda like: seed_tensor(None, like.device),
     fake=lambda like: like.new_empty((), dtype=torch.int64),
     tags=(torch.Tag.nondeterministic_seeded,),
 )

@@ -16,15 +16,11 @@ from ..encodings.tracing import refuse_jit_trace
 from ..operator import Operator, one_by_one
 from ..reference import apply
 from ..reference.tiles import accumulation
-from ..torch_state import is_functional, is_transformed, needs_operations
-from . import checks, plans
-from .add import alpha_gradient, position_gradient
-from .call import Form, RowsCall, cached_by_value
+from . import checks
+from .add import Form, Sum, alpha_gradient, cached_by_value, position_gradient
 from .dropout import scaled
-from .plans import decoded, pack_plan
+from .plans import decoded
 from .records import Dropout, Embed, EmbedArguments, EmbedBackward, Part, save, saved
-
-_is_compiling = torch.compiler.is_compiling
 
 
 @cached_by_value
@@ -33,8 +29,8 @@ def _form(rank: int, seq_dim: Any) -> Form:
     return Form((checks.axis("seq_dim", seq_dim, rank, "ids"), rank), rank + 1)
 
 
-class EmbedCall(RowsCall):
-    """The arguments of `embed` after all checks.
+class EmbedCall(Sum):
+    """`embed` after all checks.
 
     Attributes:
         ids: int64, (batch, *middle, sequence) or (sequence,).
@@ -46,87 +42,69 @@ class EmbedCall(RowsCall):
     If `part` is given, the result is a shard of a larger tensor.
     """
 
-    def __init__(self, arguments: EmbedArguments, part: Part | None = None) -> None:
-        refuse_jit_trace()
-        weight = arguments.weight
-        self.weight: Tensor = checks.weight(weight)
-        given = checks.ids(arguments.ids, weight)
-        rank = given.dim()
-        self.form = _form(rank, arguments.seq_dim)
+    def __init__(self, given: EmbedArguments, part: Part | None = None) -> None:
+        self.state = torch_state.read()
+        if self.state.jit_tracing:
+            refuse_jit_trace()
+        weight = checks.weight(given.weight)
+        ids = checks.ids(given.ids, weight)
+        rank = ids.dim()
+        self.form = _form(rank, given.seq_dim)
         rows_at, _ = self.form.axes
-        self.ids = given if rows_at == rank - 1 else given.movedim(rows_at, -1)
-        shape = self.ids.shape
+        self.weight, self.ids = weight, ids if rows_at == rank - 1 else ids.movedim(rows_at, -1)
         self.num_embeddings, channels = weight.shape
-        self.device = weight.device
-        self.acc = accumulation(weight.dtype)
-        result = torch.Size((*given.shape, operator.index(channels)))
-        self.shape = torch.Size((*shape, result[-1]))
-        _, width = self._set_part(part, rows_at, rank, result)
-        self.padding_idx = checks.padding_idx(arguments.padding_idx, self.num_embeddings)
-        batch = shape[0] if len(shape) > 1 else 1
-        self.set_rows(checks.Target("ids", result[:-1], self.device, batch, shape[-1]), width, arguments)
-        dim = self.encoding.dim if self.columns is None else self.whole_dim()
-        if width != dim and (arguments.encoding is not None or width):
-            checks.weight_channels(weight, width, dim)
+        self.device, self.dtype = weight.device, weight.dtype
+        self.has_no_data = self.state.fake or weight.is_meta
+        result = torch.Size((*ids.shape, operator.index(channels)))
+        self.shape = torch.Size((*self.ids.shape, result[-1]))
+        if part is None:
+            self.whole_rows, width = result[rows_at], result[-1]
+        else:
+            width = self.set_part(part, rows_at, rank, result)
+        self.padding_idx = checks.padding_idx(given.padding_idx, self.num_embeddings)
+        self.set_rows(width, given)
+        if width != self.encoding.dim:
+            dim = self.whole_dim()
+            if width != dim and (given.encoding is not None or width):
+                checks.weight_channels(weight, width, dim)
         self.rng_offsets = self.form.rng_offsets(result, part)
-        self.sparse = values.flag("sparse", arguments.sparse)
-        if not values.flag("encode_padding", arguments.encode_padding):
+        self.sparse = values.flag("sparse", given.sparse)
+        if not values.flag("encode_padding", given.encode_padding):
             self._mask_padding()
+
+    def target(self) -> checks.Target:
+        shape = tuple(self.form.restored_shape(self.shape)[:-1])
+        return checks.Target("ids", shape, self.device, self.shape[0] if len(shape) > 1 else 1, self.shape[-2])
 
     def _mask_padding(self) -> None:
         """Adds the padding tokens of ids to padding_mask."""
         checks.masks_padding(self.padding_idx, self.ids)
+        values.check_storage_bounds("ids", self.ids)
         mask = self.ids == self.padding_idx
         mask = mask if mask.dim() == 2 else mask.unsqueeze(0)
         self.padding_mask = mask if self.padding_mask is None else self.padding_mask | mask
 
-    def operands(self, packed_plan: Tensor) -> Embed:
-        """The operands of the operator `embed`."""
-        weight = self.weight if self.weight.stride(1) == 1 or self.shape[-1] == 1 else self.weight.contiguous()
-        with_ids = self.positions, self.padding_mask, self.alpha_or_none(), self.seed
-        rows = self.start, self.are_starts, self.scale
-        gradient = self.padding_idx, self.sparse
-        return Embed(self.ids, weight, packed_plan, *with_ids, *rows, *gradient, self.drop_threshold, self.rng_offsets)
-
-    def traced(self) -> Tensor:
-        """`embed` in torch operations, which a compiler can fuse and torch.func can transform."""
-        padding_idx = None if self.padding_idx < 0 else self.padding_idx
-        weight = self.weight
-        if is_transformed() and not _is_compiling():
-            weight = weight.to(self.acc)  # so that its gradient is summed in acc and rounded once
-        ids, of_none = self.ids, None
-        if self.device.type == "cuda":  # torch's embedding fails with a device-side assert for an id out of range
-            ids = ids.clamp(0, self.num_embeddings - 1)
-            of_none = (ids != self.ids).unsqueeze(-1)
-        gathered = functional.embedding(ids, weight, padding_idx, sparse=self.sparse)
-        if of_none is not None:
-            gathered = gathered.masked_fill(of_none, math.nan)
-        total = self.sum(gathered.to(self.acc))
-        return self.form.restored(self.dropped(total).to(self.weight.dtype))
-
     def result(self) -> Tensor:
         """`embed`, differentiable."""
-        if _is_compiling():
+        if self.state.compiling:
             return self._in_graph()
         on_cpu = self.device.type == "cpu" and not torch_state.unreadable(self.ids)
-        by_operator = self._is_exact() and not (needs_operations() or torch_state.no_data(self.device))
+        by_operator = self.has_kernel and not self.state.must_decompose
         # Checked before a seed is drawn. Without dropout the CPU kernel checks the ids itself; device kernels never do.
         if self.drop_threshold or not by_operator if on_cpu else torch_state.should_check_values(self.ids):
+            values.check_storage_bounds("ids", self.ids)
             apply.id_range(self.ids, self.num_embeddings)
         self.draw()
         if not by_operator:
             return self.traced()
         try:
-            return self.form.restored(EMBED(*self.operands(pack_plan(self.encoding, self.device))))
+            return self.form.restored(EMBED(*self.operands()))
         except RuntimeError:
+            values.check_storage_bounds("ids", self.ids)
             wrong = apply.bad_ids(self.ids, self.num_embeddings) if on_cpu else None
             if wrong is None:
                 raise
             raise wrong from None  # the kernel has refused a bad id before writing; this raises it as an IndexError
-
-    def _is_exact(self) -> bool:
-        """Whether the operator supports the encoding and the result is not empty."""
-        return self.encoding.angle == "exact" and 0 not in self.shape
 
     def _in_graph(self) -> Tensor:
         """`embed` for torch.compile, which can fuse a lookup with what follows. If weight needs a gradient or there is
@@ -134,10 +112,34 @@ class EmbedCall(RowsCall):
         slowly."""
         self.draw()
         learns = self.weight.requires_grad and torch.is_grad_enabled()
-        if not (self.drop_threshold or learns) or not self._is_exact() or is_functional() or torch_state.is_exporting():
+        by_operator = (self.drop_threshold or learns) and self.has_kernel and not self.state.functorch
+        if not by_operator or torch_state.is_exporting():
             return self.traced()
-        operands = self.operands(plans.graph_plan(*self.given, self.device))
-        return self.form.restored(torch.ops.sinpe_ext.embed.default(*operands))
+        return self.form.restored(EMBED(*self.operands()))
+
+    def operands(self) -> Embed:
+        """The operands of the operator `embed`."""
+        weight = self.weight if self.weight.stride(1) == 1 or self.shape[-1] == 1 else self.weight.contiguous()
+        return Embed(
+            self.ids, weight, self.packed_plan(), self.positions, self.padding_mask, self.alpha_tensor(), self.seed,
+            self.start, self.positions_are_starts, self.scale, self.padding_idx, self.sparse, self.drop_threshold,
+            self.rng_offsets,
+        )  # fmt: skip
+
+    def traced(self) -> Tensor:
+        """The result in torch operations, which a compiler can fuse and torch.func can transform."""
+        padding_idx = None if self.padding_idx < 0 else self.padding_idx
+        weight = self.weight
+        if self.state.transformed:
+            weight = weight.to(accumulation(self.dtype))  # so that its gradient is summed in acc and rounded once
+        ids, of_none = self.ids, None
+        if self.device.type == "cuda":  # torch's embedding fails with a device-side assert for an id out of range
+            ids = ids.clamp(0, self.num_embeddings - 1)
+            of_none = (ids != self.ids).unsqueeze(-1)
+        gathered = functional.embedding(ids, weight, padding_idx, sparse=self.sparse)
+        if of_none is not None:
+            gathered = gathered.masked_fill(of_none, math.nan)
+        return self.form.restored(self.dropped(self.sum(gathered)))
 
 
 def _embed(*operands: Any) -> Tensor:
@@ -148,22 +150,22 @@ def _embed(*operands: Any) -> Tensor:
 def _embed_setup(ctx: Any, inputs: Any, output: Any) -> None:
     e = Embed(*inputs)
     ctx.num_embeddings = e.weight.shape[0]
-    save(ctx, e, "weight")
+    save(ctx, e, left_out=1)
 
 
 def _embed_grad(ctx: Any, grad: Tensor) -> Any:
     e: Embed = saved(ctx)
-    needs = Embed(*ctx.needs_input_grad)
+    _, needs_weight, _, needs_positions, _, needs_alpha, *_ = ctx.needs_input_grad
     to_weight = to_alpha = to_positions = None
-    if needs.weight and e.sparse:
+    if needs_weight and e.sparse:
         values = scaled(Dropout(grad, e.seed, e.drop_threshold, e.scale, e.rng_offsets))
         to_weight = _sparse(values, e.ids, ctx.num_embeddings, e.padding_idx)
-    elif needs.weight:
+    elif needs_weight:
         rest = e.padding_idx, e.scale, e.drop_threshold, e.rng_offsets
         to_weight = EMBED_BACKWARD(*EmbedBackward(grad, e.ids, e.seed, ctx.num_embeddings, *rest))
-    if needs.alpha:
+    if needs_alpha:
         to_alpha = alpha_gradient(grad, e)
-    if needs.positions:
+    if needs_positions:
         to_positions = position_gradient(grad, e)
     return None, to_weight, None, to_positions, None, to_alpha, *(None,) * 8
 
@@ -194,7 +196,7 @@ def _embed_backward(*operands: Any) -> Tensor:
 
 
 def _embed_backward_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    save(ctx, EmbedBackward(*inputs), "grad")
+    save(ctx, EmbedBackward(*inputs), left_out=0)
 
 
 def _embed_backward_grad(ctx: Any, upstream: Tensor) -> Any:

@@ -12,53 +12,69 @@ from torch import Tensor
 from .. import reference, torch_state
 from ..backend import loader
 from ..encodings import resolve
-from ..encodings.encoding import Encoding
 from ..encodings.plan import plan as _plan_of
 from ..encodings.values import position_range
 from ..operator import Operator, one_by_one
 from ..reference import apply, float32_angle
 from ..reference.tiles import accumulation, arranged
-from ..torch_state import is_traced, is_transformed
 from . import onnx
 from .dropout import scaled
 from .plans import Given, _kinds, _ladder, _order, decoded, derivative_constants, graph_plan, pack_plan, slot
 from .records import Dropout, RowDots, save, saved
 
 
-def eager_table(encoding: Encoding, length: int, start: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Rows at positions encoding.start + start, ..., encoding.start + start + length - 1, without autograd."""
-    fx_tracing = torch_state.is_fx_tracing()
-    if torch_state.no_data(device) and not fx_tracing:
+def table(given: Given, length: Any, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Rows at positions encoding.start + start, ..., encoding.start + start + length - 1; start may be a 0-d tensor."""
+    encoding = resolve.encoding(*given)
+    state = torch_state.read()
+    if (state.fake or device.type == "meta") and not state.fx_tracing:
         return torch.empty((length, encoding.dim), dtype=dtype, device=device)
+    if encoding.angle != "exact" or isinstance(start, Tensor):
+        return encode(given, torch.arange(length, device=device) + (encoding.start + start), dtype)
+    if state.compiling:
+        return _table_in_graph(given, length, start, dtype, device)
+    if not (state.fx_tracing or loader.compiled(device.type)):
+        return reference.table(_plan_of(encoding), length, encoding.start + start, dtype, device)
+    try:
+        result: Tensor = TABLE(pack_plan(encoding, device), start, length, encoding.dim, dtype)
+        return result
+    except RuntimeError:
+        # If the memory was insufficient, torch's error says how much was needed.
+        torch.empty((length, encoding.dim), dtype=dtype, device=device)
+        raise
+
+
+def encode(given: Given, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows at int64, float32 or float64 positions, differentiable."""
+    if torch.compiler.is_compiling():
+        return _encode_in_graph(given, positions, dtype)
+    encoding = resolve.encoding(*given)
     if encoding.angle != "exact":
-        positions = torch.arange(length, device=device) + (encoding.start + start)
         return float32_angle.encode(encoding, positions, dtype)
-    if fx_tracing or loader.compiled(device.type):
-        packed_plan = pack_plan(encoding, device)
-        try:
-            return torch.ops.sinpe_ext.table.default(packed_plan, start, length, encoding.dim, dtype)
-        except RuntimeError:
-            torch.empty(
-                (length, encoding.dim), dtype=dtype, device=device
-            )  # if the memory was insufficient, torch's error says how much was needed
-            raise
-    return reference.table(_plan_of(encoding), length, encoding.start + start, dtype, device)
+    packed_plan, state = pack_plan(encoding, positions.device), torch_state.read()
+    if state.transformed or (state.traced and positions.requires_grad):
+        constants = derivative_constants(decoded(packed_plan), packed_plan.device)
+        return _EncodeTransformed.apply(positions, packed_plan, *constants, dtype)
+    if positions.requires_grad and torch.is_grad_enabled():
+        return ENCODE(positions.contiguous(), packed_plan, encoding.dim, dtype)
+    return _rows_at(positions, packed_plan, encoding.dim, dtype)
 
 
-def rows_at(positions: Tensor, packed_plan: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """Rows at int64, float32 or float64 positions, without autograd."""
-    fx_tracing = torch_state.is_fx_tracing()
-    if torch_state.no_data(positions.device) and not fx_tracing:
+def _rows_at(positions: Tensor, packed_plan: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """`encode` without autograd."""
+    state = torch_state.read()
+    if (state.fake or positions.is_meta) and not state.fx_tracing:
         return positions.new_empty((*positions.shape, dim), dtype=dtype)
-    if fx_tracing or loader.compiled(positions.device.type):
-        # When tracing, positions are not detached: their gradient may be needed when the graph runs.
-        given = positions if fx_tracing else positions.detach()
-        try:
-            return torch.ops.sinpe_ext.encode.default(given.contiguous(), packed_plan, dim, dtype)
-        except RuntimeError:
-            torch.empty((*positions.shape, dim), dtype=dtype, device=positions.device)
-            raise
-    return reference.encode(decoded(packed_plan), positions.detach(), dtype)
+    if not (state.fx_tracing or loader.compiled(positions.device.type)):
+        return reference.encode(decoded(packed_plan), positions.detach(), dtype)
+    # When tracing, positions are not detached: their gradient may be needed when the graph runs.
+    given = positions.detach() if positions.requires_grad and not state.fx_tracing else positions
+    try:
+        result: Tensor = ENCODE(given.contiguous(), packed_plan, dim, dtype)
+        return result
+    except RuntimeError:
+        torch.empty((*positions.shape, dim), dtype=dtype, device=positions.device)
+        raise
 
 
 class _EncodeTransformed(torch.autograd.Function):
@@ -69,7 +85,7 @@ class _EncodeTransformed(torch.autograd.Function):
     def forward(
         positions: Tensor, packed_plan: Tensor, partner: Tensor, angular_frequencies: Tensor, dtype: torch.dtype
     ) -> Tensor:
-        return rows_at(positions, packed_plan, angular_frequencies.shape[0], dtype)
+        return _rows_at(positions, packed_plan, angular_frequencies.shape[0], dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -107,34 +123,17 @@ def _derivative(
     ) * angular_frequencies.to(positions.device, acc)
 
 
-def eager_encode(positions: Tensor, encoding: Encoding, dtype: torch.dtype) -> Tensor:
-    """`encode` of checked arguments outside of a graph, differentiable if positions require grad."""
-    if encoding.angle != "exact":
-        return float32_angle.encode(encoding, positions, dtype)
-    packed_plan = pack_plan(encoding, positions.device)
-    if is_transformed() or (is_traced() and positions.requires_grad):
-        constants = derivative_constants(decoded(packed_plan), packed_plan.device)
-        return _EncodeTransformed.apply(positions, packed_plan, *constants, dtype)
-    if positions.requires_grad and torch.is_grad_enabled():
-        return ENCODE(positions.contiguous(), packed_plan, encoding.dim, dtype)
-    return rows_at(positions, packed_plan, encoding.dim, dtype)
-
-
-def graph_table(given: Given, length: Any, start: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Rows at positions encoding.start + start, ..., encoding.start + start + length - 1."""
+def _table_in_graph(given: Given, length: Any, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`table` of an exact encoding, for a graph."""
     encoding = resolve.encoding(*given)
-    if device.type == "meta":
-        return torch.empty((length, encoding.dim), dtype=dtype, device=device)
-    if encoding.angle != "exact":
-        return graph_encode(given, torch.arange(length, device=device) + (encoding.start + start), dtype)
     if torch_state.is_exporting():
         return onnx.table(_plan_of(encoding), length, start, dtype, device)
-    rows = torch.ops.sinpe_ext.table.default(graph_plan(*given, device), start, length, encoding.dim, dtype)
+    rows: Tensor = TABLE.op(graph_plan(*given, device), start, length, encoding.dim, dtype)
     return rows if rows.device.type == device.type else rows.to(device)
 
 
-def graph_encode(given: Given, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rows at int64, float32 or float64 positions, differentiable."""
+def _encode_in_graph(given: Given, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """`encode` for a graph."""
     encoding, device = resolve.encoding(*given), positions.device
     if encoding.angle != "exact":
         number = slot(*given, device)
@@ -143,13 +142,13 @@ def graph_encode(given: Given, positions: torch.Tensor, dtype: torch.dtype) -> t
         return float32_angle.rows(positions, ladder, kinds, multiply, factor, encoding.amplitude, dtype)
     if torch_state.is_exporting():
         return onnx.encode(_plan_of(encoding), positions, dtype)
-    packed_plan = graph_plan(*given, device)
-    return torch.ops.sinpe_ext.encode.default(positions.contiguous(), packed_plan, encoding.dim, dtype)
+    rows: Tensor = ENCODE.op(positions.contiguous(), graph_plan(*given, device), encoding.dim, dtype)
+    return rows
 
 
 def derivative_plan(packed_plan: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """The packed partner plan and the angular frequencies of a plan, see `plans.py`."""
-    if is_traced():
+    if torch_state.read().traced:
         return torch.ops.sinpe_ext.plan_partner.default(packed_plan), torch.ops.sinpe_ext.plan_slopes.default(
             packed_plan, dim
         )
@@ -243,7 +242,7 @@ def row_dots_gradients(a: RowDots, upstream: Tensor, needs: Any) -> tuple[Tensor
     if needs[0]:
         acc, device = accumulation(a.grad.dtype), a.grad.device
         if a.positions is None:
-            rows = TABLE.op(a.plan, a.start, a.grad.shape[-2], dim, acc).to(device)
+            rows = TABLE(a.plan, a.start, a.grad.shape[-2], dim, acc).to(device)
         else:
             ahead = torch.arange(a.grad.shape[-2], device=device) if a.positions_are_starts else None
             at = a.positions if ahead is None else a.positions + ahead

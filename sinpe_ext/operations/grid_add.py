@@ -12,7 +12,7 @@ import itertools
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,15 +22,32 @@ from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding, Piece
 from ..operator import Operator
 from ..reference import grid_add, philox
-from ..reference.tiles import arranged
+from ..reference.tiles import accumulation, arranged
 from . import checks, grid_rows
-from .add import ADD, ADD_OUT, SequenceAdd, position_gradient, row_dots_of
+from .add import ADD, ADD_OUT, SequenceAdd, cached_by_value, position_gradient, row_dots_of
 from .dropout import DROPOUT, scaled
 from .encoded_rows import ROW_DOTS
 from .plans import pack_plan
 from .records import Add, AddArguments, AddGrid, Dropout, Part
 
 _is_compiling = torch.compiler.is_compiling
+
+
+class _Layout(NamedTuple):
+    """The arguments of a call that are not data: the shapes of x and positions, and the arguments of `add` and of
+    `GridAdd` with these names."""
+
+    shape: tuple[int, ...]
+    positions_shape: tuple[int, ...] | None
+    encoding: Any
+    grid_shape: Any
+    seq_dim: Any
+    channel_dim: Any
+    extra_tokens: Any
+    dropout: Any
+    part: Part | None
+    is_flat: bool | None
+    types: Any  # those of the items of grid_shape: (4.0, 4) equals (4, 4), but is refused
 
 
 class GridForm:
@@ -47,27 +64,25 @@ class GridForm:
             are not, and `rng_offsets` is invalid.
     """
 
-    def __init__(
-        self, arguments: AddArguments, axes: int, part: Part | None = None, is_flat: bool | None = None
-    ) -> None:
-        x, grid_shape, seq_dim = arguments.x, arguments.grid_shape, arguments.seq_dim
-        rank, shape = x.dim(), x.shape
-        self.extra = checks.extra_tokens(arguments.extra_tokens)
-        self.channels_at = checks.axis("channel_dim", arguments.channel_dim, rank)
+    def __init__(self, of: _Layout, axes: int) -> None:
+        shape, grid_shape, seq_dim, part, is_flat = of.shape, of.grid_shape, of.seq_dim, of.part, of.is_flat
+        rank = len(shape)
+        self.extra = checks.extra_tokens(of.extra_tokens)
+        self.channels_at = checks.axis("channel_dim", of.channel_dim, rank)
         others = [d for d in range(rank) if d != self.channels_at]
         given = None if grid_shape is None else checks.grid_lengths("grid_shape", grid_shape, axes)
         rows_at = checks.axis("seq_dim", seq_dim, rank)
         if axes == 1 and seq_dim == -2 and rows_at == self.channels_at and others:
             rows_at = others[-1]  # channels first
         if is_flat is None:
-            is_flat = axes == 1 or self._decide(arguments, given, axes, others, rows_at)
+            is_flat = axes == 1 or self._decide(of, given, axes, others, rows_at)
         self.is_flat = is_flat
         if self.is_flat:
-            checks.two_dimensions(rows_at, self.channels_at, seq_dim, arguments.channel_dim)
+            checks.two_dimensions(rows_at, self.channels_at, seq_dim, of.channel_dim)
             self.rows_at = [rows_at]
             size = shape[rows_at] - self.extra
             if size < 0 or (given is not None and size != math.prod(given)):
-                self._refuse(x, given)
+                self._refuse(shape, given)
             self.lengths: tuple[int, ...] = (size,) if given is None else given
         else:
             if rows_at != rank - 2:
@@ -89,18 +104,17 @@ class GridForm:
         self.rng_offsets = [self.first + (self.extra * steps[self.rows_at[0]] if self.is_flat else 0)]
         self.rng_offsets += [*(steps[d] for d in self.batch_at), steps[self.rows_at[-1]], steps[self.channels_at]]
 
-    def _decide(self, arguments: AddArguments, given: Any, axes: int, others: list[int], rows_at: int) -> bool:
+    def _decide(self, of: _Layout, given: Any, axes: int, others: list[int], rows_at: int) -> bool:
         """Whether the grid is flattened in the sequence; `given` is grid_shape, `others` all dimensions except the
         channels."""
-        x, positions = arguments.x, arguments.positions
-        rank, shape = x.dim(), tuple(x.shape)
+        rank, shape, positions = len(of.shape), tuple(of.shape), of.positions_shape
         at = others[len(others) - axes :]
         if given is None:
-            has_positions = isinstance(positions, Tensor) and positions.dim() > 1
+            has_positions = positions is not None and len(positions) > 1
             if rank > axes + 1 and not self.extra:
-                if has_positions and positions.dim() <= 3 and positions.shape[-2] == shape[rows_at]:
+                if positions is not None and 2 <= len(positions) <= 3 and positions[-2] == shape[rows_at]:
                     dims = tuple(shape[d] for d in at)
-                    if tuple(positions.shape[:-1])[-axes:] != dims:  # coordinates for each row of the sequence
+                    if positions[:-1][-axes:] != dims:  # coordinates for each row of the sequence
                         return True
                 self._check_channels_outside(at)
                 return False
@@ -117,12 +131,12 @@ class GridForm:
         if len(others) >= axes and tuple(shape[d] for d in at) == given and not self.extra:
             self._check_channels_outside(at)
             return False
-        self._refuse(x, given)
+        self._refuse(of.shape, given)
         return True
 
-    def _refuse(self, x: Tensor, given: Any) -> None:
+    def _refuse(self, of: Sequence[int], given: Any) -> None:
         """Raises ValueError for a grid_shape, or extra_tokens, that does not match the shape of x."""
-        shape = tuple(x.shape)
+        shape = tuple(of)
         if given is None:
             raise ValueError(
                 f"extra_tokens: expected at most {shape[self.rows_at[0]]}, the sequence of x of shape {shape}, got "
@@ -154,6 +168,8 @@ class GridForm:
     def is_viewable(self, t: Tensor) -> bool:
         """Whether the places of a tensor with the shape of x are evenly spaced in memory, so that they can be viewed as
         one dimension."""
+        if t.is_contiguous():
+            return True
         sized = [(t.shape[d], t.stride(d)) for d in self.rows_at if t.shape[d] != 1]
         return all(step == size * inner for (_, step), (size, inner) in itertools.pairwise(sized))
 
@@ -174,6 +190,61 @@ class GridForm:
         t = canonical if self.is_flat else canonical.unflatten(len(self.batch_at), self.lengths)
         order = [*self.batch_at, *self.rows_at, self.channels_at]
         return t if order == sorted(order) else t.permute(*(order.index(d) for d in range(len(order))))
+
+
+class _Known(NamedTuple):
+    """What follows from a `_Layout`; see the attributes of `GridAdd`."""
+
+    form: GridForm
+    is_grid: bool
+    grid_given: tuple[Any, int]
+    firsts: tuple[int, ...]
+    columns: tuple[int, int] | None
+    drop_threshold: int
+    is_single_encoding: bool
+    is_exact: bool
+    front_rng_offsets: list[int]
+
+
+@cached_by_value
+def _known(*layout: Any) -> _Known:
+    """Checks the fields of a `_Layout`."""
+    of = _Layout(*layout)
+    channels_at = checks.axis("channel_dim", of.channel_dim, len(of.shape))
+    width = operator.index((of.shape if of.part is None else of.part.shape)[channels_at])
+    columns = None
+    if of.part is not None and width != of.shape[channels_at]:
+        columns = of.part.first[channels_at], of.shape[channels_at]
+    dim, firsts = _dim_and_starts(of, width)
+    is_grid = resolve.is_grid(of.encoding)
+    if not is_grid:
+        checks.refuse_grid_shape(of.grid_shape, "pass a GridEncoding, or the name of one")
+    checks.channels(of.shape, width, dim)
+    form = GridForm(of, len(firsts))
+    drop_threshold = values.drop_threshold(of.dropout)
+    is_single_encoding = not is_grid
+    if is_grid and len(firsts) == 1 and columns is None:
+        ((_, _, _, covered, _), *others) = grid_rows.layout(of.encoding, width)
+        is_single_encoding = not others and covered == dim
+    exact = [axis.angle == "exact" for axis in resolve.grid(of.encoding, width).axes]
+    front = _front_rng_offsets(form)
+    return _Known(
+        form, is_grid, (of.encoding, width), firsts, columns, drop_threshold, is_single_encoding, all(exact), front
+    )
+
+
+def _dim_and_starts(of: _Layout, width: int) -> tuple[int, tuple[int, ...]]:
+    """`resolve.grid_dim_and_starts`; if a named convention does not accept the number of channels, the error also
+    mentions channel_dim."""
+    if _is_compiling() or not isinstance(of.encoding, str):
+        return resolve.grid_dim_and_starts(of.encoding, width)
+    try:
+        return resolve.grid_dim_and_starts(of.encoding, width)
+    except ValueError as error:
+        raise ValueError(
+            f"{error} (x of shape {tuple(of.shape)} has {width} channels in its dimension {of.channel_dim}; "
+            "channel_dim says where they are)"
+        ) from None
 
 
 class DifferentiableGrid(torch.autograd.Function):
@@ -233,12 +304,13 @@ class GridAdd(SequenceAdd):
     """The arguments of `add` with a grid or with extra tokens, after all checks.
 
     Attributes:
+        is_exact: whether the kernels support the encodings of all axes.
         is_unsupported_shard: whether x is a shard that no kernel supports: some channels of a grid, or rows that are
             not evenly spaced in the whole.
         is_single_encoding: whether one encoding covers all channels; if not, each piece of a grid covers some of them,
             and there is no `encoding` and no `given`.
         shape: shape of x in canonical form, without extra tokens.
-        positions: as in RowsCall; for a grid (1 or B, S, axes).
+        positions: as in Sum; for a grid (1 or B, S, axes).
         starts: one per axis, relative to `firsts`, the starts of the axes' encodings, if positions is None.
         front_rng_offsets: `rng_offsets` of the extra tokens.
 
@@ -251,52 +323,54 @@ class GridAdd(SequenceAdd):
     starts: list[Any]
 
     def __init__(self, given: AddArguments, part: Part | None = None, is_flat: bool | None = None) -> None:
-        self._set_x(given.x)
-        x, encoding, channel_dim = given.x, given.encoding, given.channel_dim
+        self.set_x(given.x)
+        x, positions, encoding = self.x, given.positions, given.encoding
         values.check_storage_bounds("x", x)  # here, because views of x are created before a kernel could check
-        channels_at = checks.axis("channel_dim", channel_dim, x.dim())
-        shape = x.shape
-        width = shape[channels_at] if part is None else part.shape[channels_at]
-        if part is not None and width != shape[channels_at]:
-            self.columns = part.first[channels_at], shape[channels_at]
-        self.grid_given = (encoding, operator.index(width))
-        dim, self.firsts = _dim_and_starts(x, channel_dim, *self.grid_given)
-        is_grid = resolve.is_grid(encoding)
-        if not is_grid:
-            checks.refuse_grid_shape(given.grid_shape, "pass a GridEncoding, or the name of one")
-        checks.channels(x, width, dim)
-        self.scale = values.factor("scale", given.scale)
-        if given.positions is not None:
-            values.dense_tensor("positions", given.positions)
-        self.form = form = GridForm(given, len(self.firsts), part, is_flat)
+        if positions is not None:
+            values.dense_tensor("positions", positions)
+        shapes = x.shape, None if positions is None else tuple(positions.shape)
+        lengths, types = given.grid_shape, None
+        if isinstance(lengths, (list, tuple)):
+            lengths, types = tuple(lengths), tuple(map(type, lengths))
+        seq_dim, channel_dim, extra_tokens = given.seq_dim, given.channel_dim, given.extra_tokens
+        known = _known(
+            *shapes, encoding, lengths, seq_dim, channel_dim, extra_tokens, given.dropout, part, is_flat, types
+        )
+        self.form, self.firsts, self.grid_given = known.form, known.firsts, known.grid_given
+        self.columns, self.drop_threshold = known.columns, known.drop_threshold
+        self.is_single_encoding, self.is_exact = known.is_single_encoding, known.is_exact
+        self.front_rng_offsets = known.front_rng_offsets
+        scale = given.scale
+        self.scale = scale if type(scale) is float else values.factor("scale", scale)
+        form = self.form
         self.whole_rows, self.is_whole = form.places, part is None
         self.shape = torch.Size(form.canonical_shape)
-        of = checks.Target("x", shape, x.device, form.batch, form.places)
-        self.alpha = checks.alpha(given.alpha, of)
+        if type(given.alpha) is not float or given.alpha != 1.0:
+            self.set_alpha(given.alpha)
         if part is not None:  # checked, and in canonical form
-            self.positions, self.starts, self.padding_mask = given.positions, given.start, given.padding_mask
-        elif is_grid:
+            self.positions, self.starts, self.padding_mask = positions, given.start, given.padding_mask
+        elif known.is_grid:
             self._set_coordinates(given, form)
         else:
-            self._set_sequence_after_extra_tokens(of, given)
-        self.drop_threshold = values.drop_threshold(given.dropout)
-        self._given_seed = checks.seed(given.seed, self.device)
-        self.seed: Tensor | None = None
+            self._set_sequence_after_extra_tokens(given)
+        self._given_seed = None if given.seed is None else checks.seed(given.seed, self.device)
         self.rng_offsets = form.rng_offsets
-        self.front_rng_offsets = _front_rng_offsets(form)
-        self.is_empty = 0 in shape
-        self.is_single_encoding = self._has_single_encoding(is_grid, dim)
+        self.is_empty = 0 in x.shape
         has_some_channels_of_grid = self.columns is not None and not self.is_single_encoding
         self.is_unsupported_shard = has_some_channels_of_grid or (self.drop_threshold > 0 and not form.is_evenly_spaced)
         if self.is_single_encoding:
-            self._set_single_encoding(is_grid)
+            self._set_single_encoding(known.is_grid)
+        self.has_kernel = self.is_exact and not (self.is_unsupported_shard or self.is_empty or self.has_no_data)
 
-    def _set_sequence_after_extra_tokens(self, of: checks.Target, given: AddArguments) -> None:
+    def target(self) -> checks.Target:
+        return checks.Target("x", self.x.shape, self.device, self.form.batch, self.form.places)
+
+    def _set_sequence_after_extra_tokens(self, given: AddArguments) -> None:
         """Checks the arguments of a one-dimensional encoding with extra tokens, as without them."""
         self.encoding = resolve.encoding(*self.grid_given)
-        self._set_positions(of, given.positions, given.start)
+        self.set_positions(given.positions, given.start)
         mask = given.padding_mask
-        self.padding_mask = None if mask is None else checks.padding_mask(mask, of)
+        self.padding_mask = None if mask is None else checks.padding_mask(mask, self.target())
         self.starts = [self.start]
 
     def _set_coordinates(self, given: AddArguments, form: GridForm) -> None:
@@ -310,7 +384,10 @@ class GridAdd(SequenceAdd):
             checks.start_beside_positions(given.start)
             self.positions = checks.grid_positions(given.positions, axes, shapes, self.x)
             return
-        checks.refuse_in_context_parallel()
+        if self.state.context_parallel:
+            checks.refuse_in_context_parallel()
+        if type(given.start) is int and given.start == 0 and not any(self.firsts):
+            return
         batch = form.batch if form.batch_at else None
         found = checks.grid_starts(given.start, self.firsts, form.lengths, batch, self.device)
         if isinstance(found, Tensor):
@@ -318,27 +395,20 @@ class GridAdd(SequenceAdd):
         else:
             self.starts = found
 
-    def _has_single_encoding(self, is_grid: bool, dim: int) -> bool:
-        """Whether one encoding covers all channels of x."""
-        if not is_grid:
-            return True
-        if len(self.firsts) > 1 or self.columns is not None:
-            return False
-        ((_, _, _, width, _), *others) = grid_rows.layout(*self.grid_given)
-        return not others and width == dim
-
     def _set_single_encoding(self, is_grid: bool) -> None:
-        """Sets the attributes of RowsCall for a grid with one axis."""
+        """Sets the attributes of Sum for a grid with one axis."""
         value, width = self.grid_given
         if self.columns is not None:
             first, count = self.columns
             self.columns = min(first, width - 1), max(count, 1)  # one channel broadcasts to data without channels
         self.given = value, width, 0 if is_grid else self.columns
         self.encoding = resolve.encoding(*self.given)
+        if self.encoding.angle == "exact" and not self.state.compiling:
+            self._cpu_plan = pack_plan(self.encoding)
         if self.positions is not None:
             self.positions = self.positions.select(-1, 0) if self.positions.dim() > 2 else self.positions
         elif isinstance(self.starts[0], Tensor):
-            self.positions, self.are_starts = (self.starts[0] + self.firsts[0]).reshape(1, 1), True
+            self.positions, self.positions_are_starts = (self.starts[0] + self.firsts[0]).reshape(1, 1), True
             self.start = 0
         else:
             self.start = self.starts[0]
@@ -353,7 +423,7 @@ class GridAdd(SequenceAdd):
             return self._implicit_coordinates(self.starts)
         if not self.is_single_encoding:
             return self.positions
-        ahead = torch.arange(self.shape[-2], device=self.device) if self.are_starts else None
+        ahead = torch.arange(self.shape[-2], device=self.device) if self.positions_are_starts else None
         return (self.positions if ahead is None else self.positions + ahead).unsqueeze(-1)
 
     def _implicit_coordinates(self, starts: list[Any]) -> Tensor:
@@ -364,33 +434,25 @@ class GridAdd(SequenceAdd):
         ]
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(1, -1, len(self.firsts))
 
-    def _needs_torch_operations(self) -> bool:
-        """As in SequenceAdd, and for shards that no kernel supports."""
-        return self.is_unsupported_shard or super()._needs_torch_operations()
-
-    def _is_exact(self) -> bool:
-        """Whether the kernels support the encodings of all axes."""
-        return super()._is_exact() if self.is_single_encoding else all(axis.angle == "exact" for axis in self.grid.axes)
-
-    def _write(self, target: Tensor) -> None:
+    def write(self, target: Tensor) -> None:
         if self.is_unsupported_shard:
             target.copy_(self.traced())
             return
-        x, to, form = self.x.detach(), target.detach(), self.form
+        x, to, form = self.x, target, self.form
         x = x if form.is_viewable(x) else x.contiguous()
         is_viewable = form.is_viewable(to)
         to = to if is_viewable else torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if form.extra:
             seeded = Dropout(form.front(x), self.seed, self.drop_threshold, self.scale, self.front_rng_offsets)
-            form.front(to).copy_(DROPOUT.run(*seeded))
+            form.front(to).copy_(DROPOUT(*seeded))
         if self.shape[-2]:
-            self._fill(form.canonical(x), form.canonical(to))
+            self.fill(form.canonical(x), form.canonical(to))
         if not is_viewable:
             target.copy_(to)
 
-    def _fill(self, x: Tensor, target: Tensor) -> None:
+    def fill(self, x: Tensor, target: Tensor) -> None:
         if self.is_single_encoding:
-            super()._fill(x, target)
+            super().fill(x, target)
         elif self.positions is None:
             self._fill_shared(x, target)
         else:
@@ -399,7 +461,7 @@ class GridAdd(SequenceAdd):
     def _fill_shared(self, x: Tensor, target: Tensor) -> None:
         """Computes a grid whose coordinates are the same for all samples."""
         by_channels = all(t.stride(-1) != 1 and t.stride(-2) == 1 for t in (x, target))
-        rng_offsets = self.rng_offsets if self.drop_threshold else []
+        rng_offsets = [*self.rng_offsets] if self.drop_threshold else []
         if not by_channels:
             self._fill_rows(x, target, False, self.padding_mask, rng_offsets)
             return
@@ -410,7 +472,7 @@ class GridAdd(SequenceAdd):
             return
         # The channels-first kernel takes no mask, and the other one would access memory with large strides.
         plain = self.drop_threshold == 0 and self.scale == 1.0 and x.data_ptr() != target.data_ptr()
-        bare = x if plain else DROPOUT.run(*Dropout(x, self.seed, self.drop_threshold, self.scale, rng_offsets))
+        bare = x if plain else DROPOUT(*Dropout(x, self.seed, self.drop_threshold, self.scale, rng_offsets))
         self._fill_rows(x, target, True, None, rng_offsets)
         mask = arranged(self.padding_mask.unsqueeze(-2), x.dim())
         torch.where(mask, bare, target, out=target)
@@ -420,17 +482,19 @@ class GridAdd(SequenceAdd):
     ) -> None:
         """Calls the kernel or the reference: (*B, S, C), or channels first (*B, C, S)."""
         lengths = tuple(self.form.lengths)
-        values = grid_rows.values(self.grid, lengths, self.starts, self.acc, self.device, self.alpha, by_channels)
+        values = grid_rows.values(
+            self.grid, lengths, self.starts, accumulation(self.dtype), self.device, self.alpha, by_channels
+        )
         packed_grid = grid_rows.pack_grid(self.grid, lengths, by_channels, self.device)
-        ADD_GRID_OUT.run(
+        ADD_GRID_OUT(
             *AddGrid(x, values, packed_grid, mask, self.seed, self.scale, self.drop_threshold, rng_offsets), target
         )
 
     def _fill_by_piece(self, x: Tensor, target: Tensor) -> None:
         """Computes a grid with explicit coordinates by adding each piece to its channels."""
         assert self.positions is not None
-        if not self._is_exact():
-            target.copy_(self.dropped(self.sum(x.to(self.acc))))
+        if not self.is_exact:
+            target.copy_(self.dropped(self.sum(x)))
             return
         positions = self.positions.detach()
         if self._fill_equal_axes(x, target, positions):
@@ -446,12 +510,16 @@ class GridAdd(SequenceAdd):
         """Adds one piece of a grid to its channels, at `positions` along its axis."""
         at = piece.first, piece.step, piece.encoding.dim
         a = self._sum_of(grid_rows.channels_of(x, *at), piece.encoding, positions, self.rng_offsets_at(*at[:2]))
-        ADD_OUT.run(*a, grid_rows.channels_of(target, *at))
+        ADD_OUT(*a, grid_rows.channels_of(target, *at))
 
     def _sum_of(self, x: Tensor, encoding: Encoding, positions: Tensor | None, rng_offsets: list[int]) -> Add:
         """The operands of a sum with one encoding of a grid, for the channels of x that it covers."""
-        whole = self.operands(x, pack_plan(encoding, self.device))
-        return whole._replace(positions=positions, rng_offsets=rng_offsets if self.drop_threshold else [])
+        a = Add(x, pack_plan(encoding, self.device), positions, self.padding_mask, self.alpha_tensor(), self.seed)
+        return a._replace(
+            scale=self.scale,
+            drop_threshold=self.drop_threshold,
+            rng_offsets=rng_offsets if self.drop_threshold else [],
+        )
 
     def _fill_equal_axes(self, x: Tensor, target: Tensor, positions: Tensor) -> bool:
         """If all axes have equal blocks of channels, adds them as rows of one encoding, `axes` rows per grid point;
@@ -471,7 +539,7 @@ class GridAdd(SequenceAdd):
         if self.drop_threshold and self.rng_offsets[-2] != self.grid.dim * self.rng_offsets[-1]:
             return False
         a = self._sum_of(x, encoding, positions, rng_offsets if self.drop_threshold else [])
-        ADD_OUT.run(*a._replace(padding_mask=mask), target)
+        ADD_OUT(*a._replace(padding_mask=mask), target)
         return True
 
     def rng_offsets_at(self, first: int, step: int) -> list[int]:
@@ -479,21 +547,21 @@ class GridAdd(SequenceAdd):
         base, *steps = self.rng_offsets
         return [base + first * steps[-1], *steps[:-1], step * steps[-1]]
 
-    def _by_operator(self) -> Tensor:
+    def by_operator(self) -> Tensor:
         if not self.needs_grad(self.x):
             return self.run()
         if self.is_single_encoding and not self.form.extra:
             return self.form.restored(ADD(*self.operands(self.form.canonical(self.x))))
         return self._differentiable(into_x=False)
 
-    def _differentiable_in_place(self) -> Tensor:
+    def differentiable_in_place(self) -> Tensor:
         if self.is_single_encoding and not self.form.extra:
-            return super()._differentiable_in_place()
+            return super().differentiable_in_place()
         return self._differentiable(into_x=True)
 
     def _differentiable(self, into_x: bool) -> Tensor:
         positions = None if self.positions is None else self.coordinates()
-        return DifferentiableGrid.apply(self.x, self.alpha_or_none(), positions, self, into_x)
+        return DifferentiableGrid.apply(self.x, self.alpha_tensor(), positions, self, into_x)
 
     def packed_plan_of(self, index: int) -> Tensor:
         """The packed plan of a piece of a grid."""
@@ -504,20 +572,20 @@ class GridAdd(SequenceAdd):
         form = self.form
         if self.is_single_encoding and not form.extra and form.is_evenly_spaced:
             return super().traced()
-        total = self.sum(form.canonical(self.x).to(self.acc))
+        total = self.sum(form.canonical(self.x))
         if not form.is_evenly_spaced:
-            return self.dropped(form.restored(total), form.own_rng_offsets).to(self.x.dtype)
-        body = self.dropped(total).to(self.x.dtype)
+            return self.dropped(form.restored(total), form.own_rng_offsets)
+        body = self.dropped(total)
         if not form.extra:
             return form.restored(body)
-        front = self.dropped(form.front(self.x).to(self.acc) * self.scale, self.front_rng_offsets).to(self.x.dtype)
+        front = self.dropped(form.front(self.x).to(accumulation(self.dtype)) * self.scale, self.front_rng_offsets)
         return torch.cat([front, form.restored(body)], form.rows_at[0])
 
     def rows(self) -> Tensor:
-        """As in RowsCall; with several pieces, the rows of all points of the grid."""
+        """As in Sum; with several pieces, the rows of all points of the grid."""
         if self.is_single_encoding:
             return super().rows()
-        acc, device = self.acc, self.device
+        acc, device = accumulation(self.dtype), self.device
         value, dim = self.grid_given
         if self.positions is not None:
             rows = arranged(grid_rows.encode(value, dim, self.positions, acc), len(self.shape))
@@ -533,20 +601,6 @@ def _front_rng_offsets(form: GridForm) -> list[int]:
     at = [*form.batch_at, form.rows_at[-1], form.channels_at]
     order = sorted(range(len(at)), key=lambda k: at[k])
     return [form.first, *(steps[k] for k in order)]
-
-
-def _dim_and_starts(x: Tensor, channel_dim: Any, encoding: Any, width: int) -> tuple[int, tuple[int, ...]]:
-    """`resolve.grid_dim_and_starts`; if a named convention does not accept the number of channels, the error also
-    mentions channel_dim."""
-    if _is_compiling() or not isinstance(encoding, str):
-        return resolve.grid_dim_and_starts(encoding, width)
-    try:
-        return resolve.grid_dim_and_starts(encoding, width)
-    except ValueError as error:
-        raise ValueError(
-            f"{error} (x of shape {tuple(x.shape)} has {width} channels in its dimension {channel_dim}; channel_dim "
-            "says where they are)"
-        ) from None
 
 
 # `grid` is a grid packed into int64 words, `values` the rows of its axes (`grid_rows.py`), on the device of x.

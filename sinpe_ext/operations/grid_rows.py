@@ -21,11 +21,9 @@ from ..encodings.grid import GridEncoding, Piece
 from ..reference.grid_add import HEADER_WORDS, MAGIC
 from ..torch_state import outside_modes
 from . import encoded_rows
-from .plans import Given, constant_in_graph
+from .plans import constant_in_graph
 
-_is_compiling = torch.compiler.is_compiling
-
-MAX_CACHED = 1 << 16  # elements of the rows of a grid's axes; those of larger grids are computed anew in each call
+MAX_CACHED = 1 << 17  # sum of a grid's lengths times its channels; the rows of larger grids are computed in each call
 
 
 @constant_in_graph
@@ -44,23 +42,6 @@ def equal_axes(value: Any, dim: int | None) -> tuple[str, tuple[int, ...]] | Non
     return grid.arrangement, tuple(range(grid.ndim)) if grid.order is None else grid.order
 
 
-def rows_of(given: Given, length: int, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Rows of one piece at positions encoding.start + start, ...; start may be a 0-d tensor."""
-    if isinstance(start, Tensor):
-        encoding = resolve.encoding(*given)
-        return encode_piece(given, torch.arange(length, device=device) + (start + encoding.start), dtype)
-    if _is_compiling():
-        return encoded_rows.graph_table(given, length, start, dtype, device)
-    return encoded_rows.eager_table(resolve.encoding(*given), length, start, dtype, device)
-
-
-def encode_piece(given: Given, positions: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of one piece at the given positions, differentiable."""
-    if _is_compiling():
-        return encoded_rows.graph_encode(given, positions, dtype)
-    return encoded_rows.eager_encode(positions, resolve.encoding(*given), dtype)
-
-
 def table(
     value: Any, dim: int, lengths: Sequence[int], starts: Sequence[Any], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
@@ -68,7 +49,7 @@ def table(
     places = layout(value, dim)
     parts = []
     for k, (axis, _, _, width, _) in enumerate(places):
-        rows = rows_of((value, dim, k), lengths[axis], starts[axis], dtype, device)
+        rows = encoded_rows.table((value, dim, k), lengths[axis], starts[axis], dtype, device)
         shape = [1] * len(lengths)
         shape[axis] = lengths[axis]
         parts.append(rows.reshape(*shape, width).expand(*lengths, width))
@@ -80,14 +61,16 @@ def encode(value: Any, dim: int, positions: Tensor, dtype: torch.dtype) -> Tenso
     shared = equal_axes(value, dim)
     if shared is not None:  # every coordinate is a position of one encoding
         arrangement, order = shared
-        rows = encode_piece((value, dim, -1), ordered(positions, order), dtype)
+        rows = encoded_rows.encode((value, dim, -1), ordered(positions, order), dtype)
         if arrangement == "interleaved":
             rows = rows.transpose(-1, -2)
         elif arrangement == "grouped":
             rows = rows.unflatten(-1, (2, rows.shape[-1] // 2)).transpose(-3, -2).flatten(-2)
         return rows.flatten(-2)
     places = layout(value, dim)
-    parts = [encode_piece((value, dim, k), positions.select(-1, place[0]), dtype) for k, place in enumerate(places)]
+    parts = [
+        encoded_rows.encode((value, dim, k), positions.select(-1, place[0]), dtype) for k, place in enumerate(places)
+    ]
     return combined(parts, places, positions.shape[:-1], dim, dtype, positions.device)
 
 
@@ -134,19 +117,18 @@ def values(
     starts: Sequence[Any],
     acc: torch.dtype,
     device: torch.device,
-    alpha: float | Tensor,
+    alpha: float | Tensor | None,
     by_channels: bool,
 ) -> Tensor:
     """The operand `values` of `add_grid_out`: alpha times the rows of the axes in acc, all pieces concatenated."""
-    elements = sum(lengths[piece.axis] * piece.encoding.dim for piece in all_pieces(grid, lengths))
-    cached = elements <= MAX_CACHED and all(type(start) is int and start == 0 for start in starts)
+    cached = sum(lengths) * grid.dim <= MAX_CACHED and all(type(start) is int and start == 0 for start in starts)
     if cached and device.type in ("cpu", "cuda"):
         rows = _cached_rows(grid, lengths, acc, device, by_channels, loader.compiled(device.type))
     else:
         rows = _rows(grid, lengths, starts, acc, device, by_channels)
     if isinstance(alpha, Tensor):
         return rows * alpha.detach().to(acc).reshape(())
-    return rows * alpha if alpha != 1.0 else rows
+    return rows if alpha is None else rows * alpha
 
 
 def _rows(
@@ -162,7 +144,7 @@ def _rows(
     for k, piece in enumerate(all_pieces(grid, lengths)):
         length = lengths[piece.axis]
         if k < len(grid.pieces):
-            rows = rows_of((grid, None, k), length, starts[piece.axis], acc, device)
+            rows = encoded_rows.table((grid, None, k), length, starts[piece.axis], acc, device)
         else:
             rows = torch.zeros(length, piece.encoding.dim, dtype=acc, device=device)
         parts.append((rows.t() if by_channels else rows).reshape(-1))

@@ -22,7 +22,8 @@ def output(out: Any, x: torch.Tensor) -> None:
             f"out: expected shape {tuple(x.shape)} and dtype {x.dtype}, those of x, got {tuple(out.shape)} and "
             f"{out.dtype}; pass torch.empty_like(x)"
         )
-    same_device("out", out, x)
+    if out.device != x.device:
+        same_device("out", out, x)
     if torch.compiler.is_compiling():  # a graph writes to `out` by copy_, which has its own checks
         return
     writable("out", out)
@@ -35,26 +36,26 @@ def output(out: Any, x: torch.Tensor) -> None:
 
 def check_disjoint(out: torch.Tensor, **read: Any) -> None:
     """Raises RuntimeError if one of the tensors in `read`, such as positions, shares memory with `out`: rows would read
-    what other rows have written.
-
-    Tensors whose memory ranges overlap count as sharing.
-    """
-    out = _elements_of(out)
-    if torch.compiler.is_compiling() or type(out) not in _PLAIN or torch_state.no_data(out.device) or not out.numel():
-        return
+    what other rows have written."""
     for name, t in read.items():
-        t = _elements_of(t)
-        if type(t) not in _PLAIN or t.device != out.device or not t.numel():
-            continue
-        try:
-            distance = t.data_ptr() - out.data_ptr()
-        except RuntimeError:  # torch.func's tensors have no data pointer
-            continue
-        if -_span(t) * t.element_size() < distance < _span(out) * out.element_size():
+        if isinstance(t, torch.Tensor) and _may_share(_elements_of(out), _elements_of(t)):
             raise RuntimeError(
                 f"{name}: expected memory apart from the tensor that is written to, got one that shares some with it; "
                 f"clone() {name} first"
             )
+
+
+def _may_share(out: torch.Tensor, t: torch.Tensor) -> bool:
+    """Whether the ranges of memory of two tensors overlap."""
+    if torch.compiler.is_compiling() or type(out) not in _PLAIN or type(t) not in _PLAIN or t.device != out.device:
+        return False
+    if torch_state.has_no_data(out.device) or not out.numel() or not t.numel():
+        return False
+    try:
+        distance = t.data_ptr() - out.data_ptr()
+    except RuntimeError:  # torch.func's tensors have no data pointer
+        return False
+    return -_span(t) * t.element_size() < distance < _span(out) * out.element_size()
 
 
 def writable(name: str, out: torch.Tensor) -> None:
@@ -66,7 +67,7 @@ def writable(name: str, out: torch.Tensor) -> None:
         )
     if not torch.compiler.is_compiling() and out._is_zerotensor():
         raise RuntimeError(f"{name}: expected a tensor that may be written to, got an immutable zero; clone() it first")
-    if 0 in out.shape:
+    if 0 in out.shape or out.is_contiguous():
         return
     reach = 0
     for stride, size in _nested(out):
@@ -108,9 +109,11 @@ def overlaps_partly(out: torch.Tensor, x: torch.Tensor) -> bool:
 
     Exact for equal strides; otherwise tensors whose memory ranges overlap count as sharing.
     """
-    if torch_state.no_data(out.device) or not x.numel():
+    if torch_state.has_no_data(out.device) or not x.numel():
         return False
     size, distance = out.element_size(), x.data_ptr() - out.data_ptr()
+    if out.is_contiguous() and x.is_contiguous():
+        return 0 < abs(distance) < x.numel() * size
     if _strides(out) == _strides(x):
         return distance != 0 and _reaches(distance, _nested(out), size)
     return -_span(x) * size < distance < _span(out) * size

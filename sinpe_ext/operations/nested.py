@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .. import torch_state
 from ..encodings import values
 from ..encodings.values import strided_tensor
-from ..torch_state import needs_operations, should_check_values
+from ..torch_state import should_check_values
 from . import checks, table
-from .add import SequenceAdd
-from .call import RowsCall
+from .add import SequenceAdd, Sum
 from .embed import EmbedCall
 from .records import AddArguments, EmbedArguments
 
@@ -104,7 +104,7 @@ class _Wrapped(torch.autograd.Function):
 
 def _is_differentiated(t: Tensor) -> bool:
     """Whether autograd needs the derivative of a conversion of this tensor."""
-    return t.requires_grad and torch.is_grad_enabled() and not needs_operations()
+    return t.requires_grad and torch.is_grad_enabled() and not torch_state.read().must_decompose
 
 
 class Sequences:
@@ -214,13 +214,13 @@ class Sequences:
             )
 
 
-class _JaggedCall(RowsCall):
+class _JaggedCall(Sum):
     """A call with a jagged tensor, where each sequence has its own positions."""
 
     sequences: Sequences
 
-    def _set_positions(self, of: checks.Target, positions: Any, start: Any) -> None:
-        self.positions = self.sequences.positions(of, positions, start, self.encoding.start)
+    def set_positions(self, positions: Any, start: Any) -> None:
+        self.positions = self.sequences.positions(self.target(), positions, start, self.encoding.start)
 
 
 class JaggedAdd(_JaggedCall, SequenceAdd):

@@ -6,7 +6,7 @@ tensors are in canonical form: x and grad (batch, *middle, sequence, channels) o
 `drop_threshold` (`drop` in schemas) is the dropout probability in units of 1 / 65536. `rng_offsets` (`elements`) is
 [first, *steps], the index in the whole tensor of the first element and the increment of that index along each dimension
 (empty: row-major); it determines the mask (`reference/philox.py`). `plan` is a plan packed into int64 words
-(`encodings/plan.py`), in CUDA memory for CUDA tensors, else on the CPU.
+(`encodings/plan.py`), in CUDA memory for CUDA tensors, else on the CPU. Tensors are the first fields.
 """
 
 from __future__ import annotations
@@ -199,20 +199,23 @@ class EmbedBackward(NamedTuple):
     rng_offsets: Sequence[int] = ()
 
 
-def save(ctx: Any, operands: Any, *left_out: str) -> None:
-    """Saves a record, except the fields in `left_out`, for `saved` in the backward pass."""
-    tensors: list[Tensor | None] = []
-    others: list[Any] = []
-    for name, item in zip(operands._fields, operands, strict=True):
-        item = None if name in left_out else item
-        is_tensor = isinstance(item, Tensor)
-        tensors.append(item if is_tensor else None)
-        others.append(None if is_tensor else item)
+# The number of tensors in a record of operands: its first fields.
+_TENSORS: dict[type, int] = {
+    kind: sum("Tensor" in str(hint) for hint in kind.__annotations__.values())
+    for kind in (Dropout, Add, RowDots, AddBackward, Embed, EmbedBackward)
+}
+
+
+def save(ctx: Any, operands: Any, left_out: int | None = None) -> None:
+    """Saves a record, except the tensor at the place `left_out`, for `saved` in the backward pass."""
+    count = _TENSORS[type(operands)]
+    tensors = operands[:count]
+    if left_out is not None:
+        tensors = (*tensors[:left_out], None, *tensors[left_out + 1 :])
     ctx.save_for_backward(*tensors)
-    ctx.operands = operands._make(others)
+    ctx.record, ctx.numbers = type(operands), operands[count:]
 
 
 def saved(ctx: Any) -> Any:
     """The record that `save` has stored."""
-    pairs = zip(ctx.saved_tensors, ctx.operands, strict=True)
-    return ctx.operands._make([item if tensor is None else tensor for tensor, item in pairs])
+    return ctx.record(*ctx.saved_tensors, *ctx.numbers)

@@ -13,6 +13,7 @@ from ..backend import loader
 from ..encodings import resolve, values
 from ..encodings.tracing import refuse_jit_trace
 from . import checks, encoded_rows, grid_rows, memory, plans
+from .encoded_rows import TABLE_OUT
 from .plans import pack_plan
 from .records import TableArguments
 
@@ -40,10 +41,10 @@ def table(given: TableArguments) -> Tensor:
         return _into(out, rows, known, first)
     if _is_compiling():  # the compiler cannot trace torch.get_default_device
         device = torch.empty(0).device if device is None else torch.device(device)
-        return encoded_rows.graph_table(known, rows, first, dtype, device)
+        return encoded_rows.table(known, rows, first, dtype, device)
     values.addressable("length", rows, encoding.dim, dtype.itemsize)
     device = torch.get_default_device() if device is None else checks.torch_device(device)
-    return encoded_rows.eager_table(encoding, rows, first, dtype, device)
+    return encoded_rows.table(known, rows, first, dtype, device)
 
 
 def _into(out: Tensor, length: int, known: plans.Given, start: int) -> Tensor:
@@ -56,13 +57,13 @@ def _into(out: Tensor, length: int, known: plans.Given, start: int) -> Tensor:
         )
     checks.refuse_gradient(out)
     if _is_compiling():
-        return out.copy_(encoded_rows.graph_table(known, length, start, out.dtype, out.device))
+        return out.copy_(encoded_rows.table(known, length, start, out.dtype, out.device))
     memory.writable("out", out)
     direct = encoding.angle == "exact" and (out.stride(1) == 1 or encoding.dim == 1) and not out.is_neg()
-    if not direct or torch_state.no_data(out.device) or not loader.compiled(out.device.type):
-        return out.copy_(encoded_rows.eager_table(encoding, length, start, out.dtype, out.device))
+    if not direct or torch_state.has_no_data(out.device) or not loader.compiled(out.device.type):
+        return out.copy_(encoded_rows.table(known, length, start, out.dtype, out.device))
     if length:
-        torch.ops.sinpe_ext.table_out.default(pack_plan(encoding, out.device), start, out)
+        TABLE_OUT(pack_plan(encoding, out.device), start, out)
         torch.autograd.graph.increment_version(out)
     return out
 
@@ -107,10 +108,9 @@ def encode(positions: Any, encoding: Any, dim: Any, dtype: torch.dtype, allow_16
     encoding = resolve.encoding(*given)
     positions = checks.positions(positions, allow_16bit=allow_16bit)
     checks.float_dtype("dtype", dtype)
-    if _is_compiling():
-        return encoded_rows.graph_encode(given, positions, dtype)
-    values.addressable("positions", positions.numel(), encoding.dim, dtype.itemsize)
-    return encoded_rows.eager_encode(positions, encoding, dtype)
+    if not _is_compiling():
+        values.addressable("positions", positions.numel(), encoding.dim, dtype.itemsize)
+    return encoded_rows.encode(given, positions, dtype)
 
 
 def _of_coordinates(positions: Any, encoding: Any, dim: int | None, dtype: torch.dtype, allow_16bit: bool) -> Tensor:

@@ -309,7 +309,9 @@ def bad_ids(value: Tensor, num_embeddings: int) -> IndexError | None:
     """The IndexError to raise if an id is not a row of weight, else None."""
     if not value.numel():
         return None
-    lowest, highest = torch.stack(value.aminmax()).tolist()
+    extremes = value.aminmax()
+    # On another device both are read at once, because each read waits for it.
+    lowest, highest = map(int, extremes) if value.is_cpu else torch.stack(extremes).tolist()
     if lowest >= 0 and highest < num_embeddings:
         return None
     wrong = int(value[(value < 0) | (value >= num_embeddings)][0])

@@ -187,7 +187,7 @@ def as_if(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(plans, "on_device", on_device)
         monkeypatch.setattr(float32_angle, "on_device", on_device)
         monkeypatch.setattr(grid_rows, "on_device", on_device)
-        monkeypatch.setattr(torch_state, "no_data", lambda device: False)
+        monkeypatch.setattr(torch_state, "read", lambda: torch_state.TorchState(traced=True))
         monkeypatch.setattr(torch_state, "unreadable", lambda value: False)
         monkeypatch.setattr(loader, "choices", {"cuda": True, "cpu": True})
         yield

@@ -229,4 +229,4 @@ def test_one_kernel_per_call(backend: str) -> None:
     names = {event.key for event in profile.key_averages()}
     views = {"aten::view", "aten::reshape", "aten::select", "aten::as_strided"}
     output = {"aten::new_empty", "aten::empty"}
-    assert names <= views | output  # calls of the kernel itself are not recorded
+    assert names <= views | output | {"sinpe_ext::encode"}  # small calls of the kernel are not recorded

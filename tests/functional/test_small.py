@@ -1,4 +1,4 @@
-"""The fast path of `add`, `add_` and `encode` (sinpe_ext/operations/small.py) equals the general path."""
+"""The fast path of small calls (sinpe_ext/operations/small.py) equals the general path."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ from sinpe_ext.backend import loader
 from sinpe_ext.modules import layers
 from sinpe_ext.operations import small as plain
 from sinpe_ext.operations import table as tables
-from sinpe_ext.operations.add import ADD, ADD_OUT
-
-pytestmark = pytest.mark.emulated
 
 PE = sinpe.Encoding(8)
 MASK = torch.tensor([False, True, False])
@@ -86,9 +83,9 @@ OTHERS = [
 
 
 @pytest.fixture(autouse=True)
-def need_cpu_kernels() -> None:
-    if not loader.compiled("cpu"):
-        pytest.skip("the fast path needs the compiled kernels")
+def need_core() -> None:
+    if loader.small_calls(plain.set_up) is None:
+        pytest.skip("the fast path needs the module _core")
 
 
 def some(dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -97,7 +94,7 @@ def some(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def add_general(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch, **arguments: object) -> torch.Tensor:
     with monkeypatch.context() as patched:
-        patched.setattr(plain, "try_add", lambda *_: None)
+        patched.setattr(plain, "call", lambda *_: None)
         return sinpe.add(x, **arguments)
 
 
@@ -105,19 +102,13 @@ def fail_general(*_: object) -> None:
     raise AssertionError("general path taken")
 
 
-@pytest.mark.parametrize("by", ["address", "operator"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("arguments", PLAIN)
-def test_fast_path_is_bitwise_equal(arguments, dtype, by, monkeypatch) -> None:
+def test_fast_path_is_bitwise_equal(arguments, dtype, monkeypatch) -> None:
     x = some(dtype)
     want = add_general(x, monkeypatch, **arguments)
     scaled = add_general(x, monkeypatch, alpha=-0.25, **arguments)
     monkeypatch.setattr(functional, "add_call", fail_general)
-    if by == "operator":
-        monkeypatch.setitem(loader.choices, "small_add", lambda *_: None)
-    elif loader.small_calls(plain._set_up) is not None:
-        for operator in (ADD, ADD_OUT):
-            monkeypatch.setattr(operator, "direct", fail_general)
     out, same = torch.full_like(x, float("nan")), x.clone()
     assert sinpe.add(x, out=out, **arguments) is out and sinpe.add_(same, **arguments) is same
     for got in (sinpe.add(x, **arguments), out, same):
@@ -126,12 +117,9 @@ def test_fast_path_is_bitwise_equal(arguments, dtype, by, monkeypatch) -> None:
     assert torch.equal(x, some(dtype))
 
 
-@pytest.mark.parametrize("by", ["address", "operator"])
 @pytest.mark.parametrize("arguments", OTHERS, ids=lambda arguments: "-".join(arguments))
-def test_other_arguments_take_the_general_path(arguments, by, monkeypatch) -> None:
+def test_other_arguments_take_the_general_path(arguments, monkeypatch) -> None:
     monkeypatch.setattr(functional, "add_call", fail_general)
-    if by == "operator":
-        monkeypatch.setitem(loader.choices, "small_add", lambda *_: None)
     for call in (sinpe.add, sinpe.add_, lambda x, **rest: sinpe.add(x, out=x, **rest)):
         with pytest.raises(AssertionError, match="general path taken"):
             call(some(), **arguments)
@@ -141,8 +129,6 @@ def test_other_arguments_take_the_general_path(arguments, by, monkeypatch) -> No
 @pytest.mark.parametrize("arguments", ROWS)
 def test_positions_starts_and_masks_in_tensors(arguments, dtype, monkeypatch) -> None:
     """Tensors of positions, starts and padding, for which the fast path has no operator."""
-    if loader.small_calls(plain._set_up) is None:
-        pytest.skip("the install has no _core")
     x, flat, wide = (
         some(dtype),
         some(dtype)[:1, :, :].reshape(3, 8),
@@ -174,8 +160,6 @@ ALPHAS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ALPHAS)
 def test_alpha_in_a_tensor(name, dtype, monkeypatch) -> None:
-    if loader.small_calls(plain._set_up) is None:
-        pytest.skip("the install has no _core")
     x, alpha = some(dtype), ALPHAS[name]
     want = add_general(x, monkeypatch, alpha=alpha, scale=1.5)
     monkeypatch.setattr(functional, "add_call", fail_general)
@@ -230,8 +214,6 @@ GRIDS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", GRIDS)
 def test_small_grids(name, dtype, monkeypatch) -> None:
-    if loader.small_calls(plain._set_up) is None:
-        pytest.skip("the install has no _core")
     encoding, shape = GRIDS[name]
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
     want = add_general(x, monkeypatch, encoding=encoding, scale=0.5)
@@ -245,8 +227,6 @@ def test_small_grids(name, dtype, monkeypatch) -> None:
 
 def test_small_grids_of_changing_sizes(monkeypatch) -> None:
     """More than the cache holds; sizes with the same number of points; the same object for two dtypes."""
-    if loader.small_calls(plain._set_up) is None:
-        pytest.skip("the install has no _core")
     grid = sinpe.convention("mae2d", 8)
     shapes = [(2, 3, 4, 8), (2, 4, 3, 8), (2, 12, 1, 8), (3, 2, 4, 8), *((1, n, 2, 8) for n in range(1, 9))]
     for shape in shapes * 2:
@@ -301,14 +281,12 @@ def test_other_calls_with_a_grid_take_the_general_path(arguments, monkeypatch) -
     ids=lambda positions: f"{positions.dtype}-{tuple(positions.shape)}",
 )
 def test_encode_of_a_few_positions(positions, dtype, monkeypatch) -> None:
-    if loader.small_calls(plain._set_up) is None:
-        pytest.skip("the install has no _core")
     for encoding in (PE, sinpe.Encoding(8, layout="sin_cos", start=5)):
         with monkeypatch.context() as patched:
-            patched.setattr(plain, "try_encode", lambda *_: None)
+            patched.setattr(plain, "call", lambda *_: None)
             want = sinpe.encode(positions, encoding, dtype=dtype)
         with monkeypatch.context() as patched:
-            patched.setattr(plain, "_encode_by_operator", fail_general)
+            patched.setattr(tables, "encode", fail_general)
             got = sinpe.encode(positions, encoding, dtype=dtype)
         assert got.dtype == dtype and got.shape == (*positions.shape, 8)
         assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
@@ -321,9 +299,7 @@ def positions_past_storage() -> torch.Tensor:
 
 
 def test_encode_of_other_positions_takes_the_general_path() -> None:
-    small = loader.small_calls(plain._set_up)
-    if small is None:
-        pytest.skip("the install has no _core")
+    small = loader.small_calls(plain.set_up)
     assert small.small_encode(torch.arange(3), PE, torch.float32) is not None
     others = {
         "no dimension": torch.tensor(3),
@@ -347,9 +323,7 @@ def test_encode_of_other_positions_takes_the_general_path() -> None:
 
 
 def test_encode_to_another_dtype_or_encoding_takes_the_general_path() -> None:
-    small, few = loader.small_calls(plain._set_up), torch.arange(3)
-    if small is None:
-        pytest.skip("the install has no _core")
+    small, few = loader.small_calls(plain.set_up), torch.arange(3)
     assert small.small_encode(few, PE, torch.int64) is None
     assert small.small_encode(few, PE, torch.complex64) is None
     assert small.small_encode(few, sinpe.Encoding(8, angle="float32_exp"), torch.float32) is None
@@ -360,20 +334,18 @@ def test_encode_to_another_dtype_or_encoding_takes_the_general_path() -> None:
 
 
 def test_row_arguments_past_their_storage() -> None:
-    if loader.small_calls(plain._set_up) is None:
-        pytest.skip("the install has no _core")
     others = 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0
     for dtype, bytes in ((torch.int64, 8), (torch.float32, 4)):
         positions = torch.zeros(3, dtype=dtype)
-        assert plain.try_add((some(), PE, positions, *others)) is not None
+        assert plain.call("add", (some(), PE, positions, *others), None) is not None
         positions.untyped_storage().resize_(3 * bytes - 1)
-        assert plain.try_add((some(), PE, positions, *others)) is None
+        assert plain.call("add", (some(), PE, positions, *others), None) is None
     mask = torch.zeros(2, 3, dtype=torch.bool)
     mask.untyped_storage().resize_(5)
-    assert plain.try_add((some(), PE, None, 0, 1.0, 1.0, mask, *others[4:])) is None
+    assert plain.call("add", (some(), PE, None, 0, 1.0, 1.0, mask, *others[4:]), None) is None
     starts = torch.zeros(2, dtype=torch.int64)
     starts.untyped_storage().resize_(8)
-    assert plain.try_add((some(), PE, None, starts, *others[1:])) is None
+    assert plain.call("add", (some(), PE, None, starts, *others[1:]), None) is None
 
 
 def test_out_overlapping_row_arguments_is_rejected() -> None:
@@ -455,15 +427,13 @@ def unsupported_tensors() -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]
 def test_other_tensors_take_the_general_path(name: str) -> None:
     x, out = unsupported_tensors()[name]
     others = None, 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0
-    assert plain.try_add((some(), PE, *others)) is not None
-    assert plain.try_add((x, PE, *others), out) is None
+    assert plain.call("add", (some(), PE, *others), None) is not None
+    assert plain.call("add", (x, PE, *others), out) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("start", [0, -5, 2**40])
 def test_table_into_out(start: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not loader.compiled("cpu"):
-        pytest.skip("the fast path needs the compiled kernels")
     for encoding in (PE, sinpe.Encoding(97, layout="sin_cos", start=5)):
         want = sinpe.table(70, encoding, start=start, dtype=dtype)
         for given in (None, dtype):
@@ -504,11 +474,9 @@ def unsupported_tables() -> dict[str, dict[str, object]]:
 
 @pytest.mark.parametrize("name", unsupported_tables())
 def test_other_tables_take_the_general_path(name: str) -> None:
-    if not loader.compiled("cpu"):
-        pytest.skip("the fast path needs the compiled kernels")
     given = tables.TableArguments(6, PE, dim=None, out=torch.empty(6, 8))
-    assert plain.try_table(given) is not None
-    assert plain.try_table(given._replace(**unsupported_tables()[name])) is None
+    assert plain.call("table", given) is not None
+    assert plain.call("table", given._replace(**unsupported_tables()[name])) is None
 
 
 def test_dispatch_modes_see_the_operator(monkeypatch) -> None:
@@ -561,27 +529,24 @@ def observers_of_calls() -> dict[str, Callable[[Callable[[], None]], object]]:
 def test_every_observer_disables_the_fast_path(name: str) -> None:
     """By the check in Python and by that in C, which has its own list."""
     others = None, 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0
-    given, small, seen = (some(), PE, *others), loader.small_calls(plain._set_up), []
+    given, small, seen = (some(), PE, *others), loader.small_calls(plain.set_up), []
 
     def call() -> None:
-        seen.append((observers.is_intercepted(), plain.try_add(given) is None))
+        seen.append((observers.is_intercepted(), plain.call("add", given, None) is None))
 
     observers_of_calls()[name](call)
     assert seen and all(one == (True, True) for one in seen)
-    if small is not None:
-        assert small.small_add(given, None) is not None
-        if name != "the compiler":  # calls no C
-            observers_of_calls()[name](lambda: seen.append((True, small.small_add(given, None) is None)))
-            few = torch.arange(3), PE, torch.float32
-            observers_of_calls()[name](lambda: seen.append((True, small.small_encode(*few) is None)))
-            assert all(one == (True, True) for one in seen)
+    assert small.small_add(given, None) is not None
+    if name != "the compiler":  # calls no C
+        observers_of_calls()[name](lambda: seen.append((True, small.small_add(given, None) is None)))
+        few = torch.arange(3), PE, torch.float32
+        observers_of_calls()[name](lambda: seen.append((True, small.small_encode(*few) is None)))
+        assert all(one == (True, True) for one in seen)
 
 
 def test_context_parallel_disables_the_fast_path(monkeypatch) -> None:
     """Context parallelism replaces torch's attention."""
-    small = loader.small_calls(plain._set_up)
-    if small is None:
-        pytest.skip("the install has no _core")
+    small = loader.small_calls(plain.set_up)
     given = (some(), PE, None, 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *_: None)
     assert small.small_add(given, None) is not None
@@ -663,7 +628,7 @@ def test_errors_in_the_order_of_the_general_path() -> None:
 def test_embedding_with_zero_rows(monkeypatch) -> None:
     ids, weight = torch.zeros(2, 0, dtype=torch.int64), torch.randn(6, 8)
     short = sinpe.embed(ids, weight, PE)
-    monkeypatch.setattr(plain, "try_embed", lambda *_: None)
+    monkeypatch.setattr(plain, "call", lambda *_: None)
     assert sinpe.embed(ids, weight, PE).stride() == short.stride()
 
 
@@ -746,10 +711,8 @@ EMBED_OTHERS = [
     {"padding_mask": torch.zeros(2, 1, dtype=torch.bool)},
     {"start": True},
     {"scale": 2},
-    {"alpha": 0.5},
     {"dropout": 0.5, "seed": 1},
     {"seed": 1},
-    {"padding_mask": MASK},
     {"padding_idx": 0, "encode_padding": False},
     {"padding_idx": 20},
     {"sparse": 1},
@@ -775,9 +738,83 @@ def test_other_arguments_of_embed_take_the_general_path(arguments, monkeypatch) 
             sinpe.embed(*others, PE)
 
 
-def test_id_out_of_range_takes_the_general_path(monkeypatch, request) -> None:
-    if request.config.getoption("--require-backend") == "emulated":
-        pytest.skip("CUDA kernels do not check ids: such a row is NaN (docs/cuda.md)")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "arguments", [*PLAIN, *ROWS, {"alpha": -0.25}, {"alpha": torch.tensor([0.5])}], ids=lambda a: "-".join(a)
+)
+@pytest.mark.parametrize("shape", [(2, 3), (2, 1, 3)])
+def test_embed_is_bitwise_equal(shape, arguments, dtype, monkeypatch) -> None:
+    ids, table = torch.arange(6).mul(7).remainder(20).reshape(shape), torch.randn(20, 16).to(dtype)
+    weights = table[:, :8].contiguous(), table[:, :8], torch.nn.Parameter(table[::2, 8:].clone(), requires_grad=False)
+    for weight in weights:
+        rows = ids % len(weight)
+        with monkeypatch.context() as patched:
+            patched.setattr(plain, "call", lambda *_: None)
+            want = sinpe.embed(rows, weight, **arguments)
+        with monkeypatch.context() as patched:
+            patched.setattr(functional, "embed_call", fail_general)
+            got = sinpe.embed(rows, weight, padding_idx=3, **arguments)
+        assert type(got) is torch.Tensor and got.is_contiguous() and got.shape == (*shape, 8)
+        assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+
+
+def test_embed_of_damaged_tensors_takes_the_general_path(monkeypatch) -> None:
+    ids, weight = torch.tensor([[3, 1, 4]]), torch.randn(20, 8)
+    cut_ids, cut_weight, no_storage = ids.clone(), weight.clone(), weight.clone()
+    cut_ids.untyped_storage().resize_(16)
+    cut_weight.untyped_storage().resize_(100)
+    no_storage.untyped_storage().resize_(0)
+    mask = MASK.clone()
+    mask.untyped_storage().resize_(2)
+    nothing = None, PE, None, 0, 1.0, 1.0, 0.0, None, None, None, False, True, -1
+    plainly = (ids, weight, *nothing[1:])
+    assert plain.call("embed", plainly) is not None
+    others = {
+        "ids past their storage": (cut_ids, weight),
+        "weight past its storage": (ids, cut_weight),
+        "weight without storage": (ids, no_storage),
+        "a negative bit": (ids, torch._neg_view(weight)),
+        "a zero": (ids, torch._efficientzerotensor(20, 8)),
+        "zero ids": (torch._efficientzerotensor(1, 3, dtype=torch.int64), weight),
+        "meta": (ids.to("meta"), weight.to("meta")),
+        "columns": (ids, torch.randn(8, 20).t()),
+        "a list": ([3, 1], weight),
+        "three dimensions": (ids, weight.unsqueeze(0)),
+        "strided ids": (torch.arange(12).view(2, 6)[:, ::2], weight),
+        "no ids": (ids[:, :0], weight),
+        "other channels": (ids, torch.randn(20, 9)),
+    }
+    assert [name for name, two in others.items() if plain.call("embed", (*two, *nothing[1:])) is not None] == []
+    masked = [*plainly]
+    masked[10] = mask
+    assert plain.call("embed", tuple(masked)) is None
+    with pytest.raises(TypeError, match="small_embed"):
+        loader.small_calls(plain.set_up).small_embed(plainly[:-1])
+    with pytest.raises(TypeError, match="small_table"):
+        loader.small_calls(plain.set_up).small_table((6, PE))
+
+
+def test_table_of_a_few_rows(monkeypatch) -> None:
+    for dtype in (None, torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        for encoding in (PE, sinpe.Encoding(97, layout="sin_cos", start=5)):
+            with monkeypatch.context() as patched:
+                patched.setattr(plain, "call", lambda *_: None)
+                want = sinpe.table(70, encoding, start=-3, dtype=dtype)
+            with monkeypatch.context() as patched:
+                patched.setattr(tables, "table", fail_general)
+                got = sinpe.table(70, encoding, start=-3, dtype=dtype)
+            assert got.dtype == want.dtype and torch.equal(got, want)
+    default = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert sinpe.table(3, PE).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(default)
+    with torch.device("meta"):
+        assert sinpe.table(3, PE).is_meta
+
+
+def test_id_out_of_range_takes_the_general_path(monkeypatch) -> None:
     monkeypatch.setattr(functional, "embed_call", fail_general)
     with pytest.raises(AssertionError, match="general path taken"):
         sinpe.embed(torch.tensor([[3, 20]]), torch.randn(20, 8), PE)
