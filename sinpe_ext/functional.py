@@ -339,7 +339,9 @@ def add_call(given: AddArguments) -> Any:
             return nested.JaggedAdd(given)
     if isinstance(given.encoding, str):
         checks.check_x(given.x)  # before the name, by which the class is chosen
-    return SequenceAdd(given) if given.is_sequence() else GridAdd(given)
+    is_usual = type(given.encoding) is Encoding and given.grid_shape is None and type(given.extra_tokens) is int
+    is_sequence = not given.extra_tokens if is_usual else given.is_sequence()
+    return SequenceAdd(given) if is_sequence else GridAdd(given)
 
 
 def embed_call(given: EmbedArguments) -> Any:

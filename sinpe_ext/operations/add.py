@@ -145,6 +145,7 @@ class Sum:
     positions_are_starts = False
     has_kernel: bool
     has_no_data: bool
+    _cpu_plan: Tensor | None = None
 
     state: torch_state.TorchState
     is_empty: bool
@@ -197,10 +198,9 @@ class Sum:
         """Checks and stores positions, or start if there are none."""
         self.positions: Tensor | None = None
         if positions is not None:
-            checks.start_beside_positions(start)
-            positions, of = checks.positions(positions), self.target()
-            checks.same_device("positions", positions, of)
-            self.positions = checks.row_tensor("positions", positions, of)
+            if type(start) is not int or start != 0:
+                checks.start_beside_positions(start)
+            self.positions = checks.row_tensor("positions", checks.positions(positions), self.target())
             return
         if self.state.context_parallel:
             checks.refuse_in_context_parallel()
@@ -222,7 +222,7 @@ class Sum:
         """Sets the seed, or draws it; after all checks, so that a call that raises does not advance the generator."""
         if self.is_empty:
             self.drop_threshold = 0
-        if 0 < self.drop_threshold < values.DROP_UNIT:
+        elif self.drop_threshold < values.DROP_UNIT:
             self.seed = dropout.seed_tensor(self._given_seed, self.device)
 
     def needs_grad(self, other: Tensor) -> bool:
@@ -353,7 +353,8 @@ class SequenceAdd(Sum):
 
     def result(self) -> Tensor:
         """`add`, differentiable."""
-        self.draw()
+        if self.drop_threshold:
+            self.draw()
         if self.state.must_decompose:
             return self.traced()
         if self.has_kernel:
@@ -362,7 +363,8 @@ class SequenceAdd(Sum):
 
     def result_in_place(self) -> Tensor:
         """`add_`, differentiable."""
-        self.draw()
+        if self.drop_threshold:
+            self.draw()
         x = self.x
         if self.state.must_decompose:
             return x.copy_(self.traced())
@@ -378,7 +380,8 @@ class SequenceAdd(Sum):
 
     def write_to(self, out: Tensor) -> Tensor:
         """`add` with `out`, which has been checked."""
-        self.draw()
+        if self.drop_threshold:
+            self.draw()
         if self.state.compiling:
             return out.copy_(self.traced())
         self.run(out)
@@ -423,10 +426,13 @@ class SequenceAdd(Sum):
 
     def operands(self, x: Tensor) -> Add:
         """The operands of the operator `add` for x in canonical form."""
+        packed_plan = self._cpu_plan
+        if packed_plan is None or not x.is_cpu:
+            packed_plan = self.packed_plan()
         alpha = None if self.alpha is None else self.alpha_tensor()
         rng_offsets = self.rng_offsets if self.drop_threshold else []
         return Add(
-            x, self.packed_plan(), self.positions, self.padding_mask, alpha, self.seed, self.start,
+            x, packed_plan, self.positions, self.padding_mask, alpha, self.seed, self.start,
             self.positions_are_starts, self.scale, self.drop_threshold, rng_offsets,
         )  # fmt: skip
 

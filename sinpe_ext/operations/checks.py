@@ -79,10 +79,14 @@ def positions(value: Any, *, allow_16bit: bool | None = None) -> Tensor:
     Args:
         allow_16bit: whether to accept 16-bit floats; None if the calling function has no such argument.
     """
-    dense_tensor("positions", value)
+    if type(value) is not Tensor or value.layout is not torch.strided or value.is_nested:
+        strided_tensor("positions", value)
     dtype = value.dtype
     if dtype in (torch.int64, torch.float32, torch.float64):
+        if not _is_compiling() and not loader.choices.get("cpu" if value.is_cpu else value.device.type):
+            check_storage("positions", value)
         return value
+    check_storage_bounds("positions", value)
     if dtype in (torch.float16, torch.bfloat16):
         if allow_16bit is not None and flag("allow_16bit", allow_16bit):
             return value.float()
@@ -133,6 +137,12 @@ def two_dimensions(rows_at: int, channels_at: int, seq_dim: Any, channel_dim: An
         )
 
 
+def check_storage(name: str, value: Tensor) -> None:
+    """Checks the bounds of a tensor's storage, unless the binding of the kernels does it (csrc/torch/tensors.h)."""
+    if not loader.compiled("cpu" if value.is_cpu else value.device.type):
+        check_storage_bounds(name, value)
+
+
 def check_x(x: Any) -> None:
     """Checks x of `add`: a dense floating-point tensor with at least two dimensions."""
     if type(x) is not Tensor or x.layout is not torch.strided or x.is_nested or x.dtype not in FLOATS:
@@ -161,7 +171,10 @@ def channels(shape: Sequence[int], width: int, dim: int) -> None:
 
 
 def row_tensor(name: str, value: Tensor, of: Target) -> Tensor:
-    """Checks that a tensor has shape (S,) or (B, S); returns it as a view of shape (1 or B, S)."""
+    """Checks that a tensor has shape (S,) or (B, S) and the device of the target; returns it as a view of shape (1 or
+    B, S)."""
+    if value.device != of.device:
+        same_device(name, value, of)
     view = value.unsqueeze(0) if value.dim() == 1 else value
     shape = value.shape
     if view.dim() != 2 or shape[-1] != of.rows or (len(shape) == 2 and shape[0] not in (1, of.batch)):
@@ -192,7 +205,6 @@ def refuse_gradient(out: Tensor) -> None:
 def padding_mask(value: Any, of: Target) -> Tensor:
     """Checks a bool mask, True = padding; returns it as a view of shape (1 or B, S)."""
     bool_mask(value)
-    same_device("padding_mask", value, of)
     return row_tensor("padding_mask", value, of)
 
 
@@ -301,12 +313,6 @@ def torch_device(value: Any) -> torch.device:
             f"device: expected a torch.device or the name of one, got {repr(value) if names else described(value)}; "
             'pass "cpu", "cuda:0" or the like'
         ) from error
-
-
-def check_storage(name: str, value: Tensor) -> None:
-    """Checks the bounds of a tensor's storage, unless the binding of the kernels does it (csrc/torch/tensors.h)."""
-    if not loader.compiled("cpu" if value.is_cpu else value.device.type):
-        check_storage_bounds(name, value)
 
 
 def seed(value: Any, device: torch.device) -> Any:

@@ -94,7 +94,8 @@ class EmbedCall(Sum):
         if self.drop_threshold or not by_operator if on_cpu else torch_state.should_check_values(self.ids):
             values.check_storage_bounds("ids", self.ids)
             apply.id_range(self.ids, self.num_embeddings)
-        self.draw()
+        if self.drop_threshold:
+            self.draw()
         if not by_operator:
             return self.traced()
         try:
@@ -110,7 +111,8 @@ class EmbedCall(Sum):
         """`embed` for torch.compile, which can fuse a lookup with what follows. If weight needs a gradient or there is
         dropout, the operator is used: the compiler would sum the gradient in no fixed order, and generate the mask
         slowly."""
-        self.draw()
+        if self.drop_threshold:
+            self.draw()
         learns = self.weight.requires_grad and torch.is_grad_enabled()
         by_operator = (self.drop_threshold or learns) and self.has_kernel and not self.state.functorch
         if not by_operator or torch_state.is_exporting():

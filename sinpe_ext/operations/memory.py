@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from .. import torch_state
-from ..encodings.values import dense_tensor
-from .checks import same_device
+from ..backend import loader
+from ..encodings.values import strided_tensor
+from .checks import check_storage, same_device
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -16,7 +17,10 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def output(out: Any, x: torch.Tensor) -> None:
     """Checks `out` of `add`: shape, dtype and device of x, and memory that is either exactly x's or disjoint from
     it."""
-    dense_tensor("out", out)
+    if type(out) is not torch.Tensor or out.layout is not torch.strided or out.is_nested:
+        strided_tensor("out", out)
+    if not torch.compiler.is_compiling() and not loader.choices.get("cpu" if out.is_cpu else out.device.type):
+        check_storage("out", out)
     if out.shape != x.shape or out.dtype != x.dtype:
         raise ValueError(
             f"out: expected shape {tuple(x.shape)} and dtype {x.dtype}, those of x, got {tuple(out.shape)} and "
