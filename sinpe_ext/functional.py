@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .encodings import in_graph
 from .encodings.encoding import Encoding
@@ -348,10 +348,11 @@ def embed_call(given: EmbedArguments) -> Any:
     """Checks the arguments of `embed` and returns the call object for its tensors: plain, DTensor or jagged."""
     if _is_compiling():
         given = given._replace(encoding=in_graph.constant(given.encoding))
-    if type(given.ids) is not Tensor and nested.is_jagged(given.ids):
-        return nested.JaggedEmbed(given)
-    if is_dtensor(given.ids) or is_dtensor(given.weight):
-        from .distributed.call import ShardedEmbed
+    if type(given.ids) is not Tensor or type(given.weight) not in (Tensor, nn.Parameter):
+        if nested.is_jagged(given.ids):
+            return nested.JaggedEmbed(given)
+        if is_dtensor(given.ids) or is_dtensor(given.weight):
+            from .distributed.call import ShardedEmbed
 
-        return ShardedEmbed(given)
+            return ShardedEmbed(given)
     return EmbedCall(given)

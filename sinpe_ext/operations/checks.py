@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..backend import loader
 from ..encodings.grid import lengths_of
@@ -31,6 +31,7 @@ from ..torch_state import in_context_parallel, should_check_values
 _is_compiling = torch.compiler.is_compiling
 
 FLOATS = torch.float32, torch.bfloat16, torch.float16, torch.float64
+POSITIONS = torch.int64, torch.float32, torch.float64
 MAX_RANK = 16  # the kernels' maximum number of dimensions, csrc/include/sinpe/sinpe.h
 
 
@@ -79,10 +80,10 @@ def positions(value: Any, *, allow_16bit: bool | None = None) -> Tensor:
     Args:
         allow_16bit: whether to accept 16-bit floats; None if the calling function has no such argument.
     """
-    if type(value) is not Tensor or value.layout is not torch.strided or value.is_nested:
+    if not is_ordinary(value, POSITIONS):
         strided_tensor("positions", value)
     dtype = value.dtype
-    if dtype in (torch.int64, torch.float32, torch.float64):
+    if dtype in POSITIONS:
         if not _is_compiling() and not loader.choices.get("cpu" if value.is_cpu else value.device.type):
             check_storage("positions", value)
         return value
@@ -137,6 +138,14 @@ def two_dimensions(rows_at: int, channels_at: int, seq_dim: Any, channel_dim: An
         )
 
 
+def is_ordinary(value: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
+    """Whether a value passes `strided_tensor` and has one of these dtypes, decided quickly: False for subclasses of
+    tensors, some of which pass too."""
+    if type(value) is not Tensor and type(value) is not nn.Parameter:
+        return False
+    return value.layout is torch.strided and not value.is_nested and value.dtype in dtypes
+
+
 def check_storage(name: str, value: Tensor) -> None:
     """Checks the bounds of a tensor's storage, unless the binding of the kernels does it (csrc/torch/tensors.h)."""
     if not loader.compiled("cpu" if value.is_cpu else value.device.type):
@@ -145,7 +154,7 @@ def check_storage(name: str, value: Tensor) -> None:
 
 def check_x(x: Any) -> None:
     """Checks x of `add`: a dense floating-point tensor with at least two dimensions."""
-    if type(x) is not Tensor or x.layout is not torch.strided or x.is_nested or x.dtype not in FLOATS:
+    if not is_ordinary(x, FLOATS):
         strided_tensor("x", x, may_be_dtensor=True)
         if x.dtype not in FLOATS:
             raise TypeError(
@@ -175,7 +184,11 @@ def row_tensor(name: str, value: Tensor, of: Target) -> Tensor:
     B, S)."""
     if value.device != of.device:
         same_device(name, value, of)
-    view = value.unsqueeze(0) if value.dim() == 1 else value
+    try:
+        view = value.unsqueeze(0) if value.dim() == 1 else value
+    except RuntimeError:
+        check_storage_bounds(name, value)
+        raise
     shape = value.shape
     if view.dim() != 2 or shape[-1] != of.rows or (len(shape) == 2 and shape[0] not in (1, of.batch)):
         raise ValueError(
@@ -337,8 +350,9 @@ def seed(value: Any, device: torch.device) -> Any:
 
 def weight(value: Any) -> Tensor:
     """Checks `weight` of `embed`: a dense floating-point tensor of shape (num_embeddings, channels)."""
-    strided_tensor("weight", value, may_be_dtensor=True)
-    float_dtype("weight", value.dtype, "weight after ids, with one of these dtypes")
+    if not is_ordinary(value, FLOATS):
+        strided_tensor("weight", value, may_be_dtensor=True)
+        float_dtype("weight", value.dtype, "weight after ids, with one of these dtypes")
     if value.dim() != 2:
         raise ValueError(
             f"weight: expected shape (num_embeddings, channels), got {tuple(value.shape)}; pass the weight of an "
@@ -361,9 +375,10 @@ def weight_channels(value: Tensor, width: int, dim: int) -> None:
 
 def ids(value: Any, weight: Tensor) -> Tensor:
     """Checks token ids, which have a sequence dimension; returns int64. `id_range` checks their values."""
-    strided_tensor("ids", value, may_be_dtensor=True)
-    if value.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
-        raise TypeError(f"ids: expected an integer tensor, got {value.dtype}; pass int64 ids")
+    if not is_ordinary(value, (torch.int64,)):
+        strided_tensor("ids", value, may_be_dtensor=True)
+        if value.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+            raise TypeError(f"ids: expected an integer tensor, got {value.dtype}; pass int64 ids")
     if not 1 <= value.dim() < MAX_RANK:
         raise ValueError(
             f"ids: expected 1 to {MAX_RANK - 1} dimensions, (sequence,) or (batch, ..., sequence), got shape "

@@ -16,6 +16,7 @@ from ..encodings.tracing import refuse_jit_trace
 from ..operator import Operator, one_by_one
 from ..reference import apply
 from ..reference.tiles import accumulation
+from ..torch_state import QUIET
 from . import checks
 from .add import Form, Sum, alpha_gradient, cached_by_value, position_gradient
 from .dropout import scaled
@@ -61,15 +62,18 @@ class EmbedCall(Sum):
             self.whole_rows, width = result[rows_at], result[-1]
         else:
             width = self.set_part(part, rows_at, rank, result)
-        self.padding_idx = checks.padding_idx(given.padding_idx, self.num_embeddings)
+        padding_idx, sparse = given.padding_idx, given.sparse
+        self.padding_idx = -1 if padding_idx is None else checks.padding_idx(padding_idx, self.num_embeddings)
         self.set_rows(width, given)
         if width != self.encoding.dim:
             dim = self.whole_dim()
             if width != dim and (given.encoding is not None or width):
                 checks.weight_channels(weight, width, dim)
-        self.rng_offsets = self.form.rng_offsets(result, part)
-        self.sparse = values.flag("sparse", given.sparse)
-        if not values.flag("encode_padding", given.encode_padding):
+        in_graph = self.state.compiling
+        if in_graph or (self.drop_threshold and (part is not None or not self.form.is_canonical)):
+            self.rng_offsets = self.form.rng_offsets(result, part)
+        self.sparse = sparse if type(sparse) is bool else values.flag("sparse", sparse)
+        if given.encode_padding is not True and not values.flag("encode_padding", given.encode_padding):
             self._mask_padding()
 
     def target(self) -> checks.Target:
@@ -88,7 +92,7 @@ class EmbedCall(Sum):
         """`embed`, differentiable."""
         if self.state.compiling:
             return self._in_graph()
-        on_cpu = self.device.type == "cpu" and not torch_state.unreadable(self.ids)
+        on_cpu = self.ids.is_cpu and (self.state is QUIET or not torch_state.unreadable(self.ids))
         by_operator = self.has_kernel and not self.state.must_decompose
         # Checked before a seed is drawn. Without dropout the CPU kernel checks the ids itself; device kernels never do.
         if self.drop_threshold or not by_operator if on_cpu else torch_state.should_check_values(self.ids):
@@ -99,7 +103,8 @@ class EmbedCall(Sum):
         if not by_operator:
             return self.traced()
         try:
-            return self.form.restored(EMBED(*self.operands()))
+            result: Tensor = EMBED(*self.operands())
+            return result if self.form.is_canonical else self.form.restored(result)
         except RuntimeError:
             values.check_storage_bounds("ids", self.ids)
             wrong = apply.bad_ids(self.ids, self.num_embeddings) if on_cpu else None
@@ -122,9 +127,13 @@ class EmbedCall(Sum):
     def operands(self) -> Embed:
         """The operands of the operator `embed`."""
         weight = self.weight if self.weight.stride(1) == 1 or self.shape[-1] == 1 else self.weight.contiguous()
+        packed_plan = self._cpu_plan
+        if packed_plan is None or not weight.is_cpu:
+            packed_plan = self.packed_plan()
+        alpha = None if self.alpha is None else self.alpha_tensor()
         return Embed(
-            self.ids, weight, self.packed_plan(), self.positions, self.padding_mask, self.alpha_tensor(), self.seed,
-            self.start, self.positions_are_starts, self.scale, self.padding_idx, self.sparse, self.drop_threshold,
+            self.ids, weight, packed_plan, self.positions, self.padding_mask, alpha, self.seed, self.start,
+            self.positions_are_starts, self.scale, self.padding_idx, self.sparse, self.drop_threshold,
             self.rng_offsets,
         )  # fmt: skip
 

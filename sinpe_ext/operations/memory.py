@@ -9,7 +9,7 @@ import torch
 from .. import torch_state
 from ..backend import loader
 from ..encodings.values import strided_tensor
-from .checks import check_storage, same_device
+from .checks import FLOATS, check_storage, is_ordinary, same_device
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -17,7 +17,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 def output(out: Any, x: torch.Tensor) -> None:
     """Checks `out` of `add`: shape, dtype and device of x, and memory that is either exactly x's or disjoint from
     it."""
-    if type(out) is not torch.Tensor or out.layout is not torch.strided or out.is_nested:
+    if not is_ordinary(out, FLOATS):
         strided_tensor("out", out)
     if not torch.compiler.is_compiling() and not loader.choices.get("cpu" if out.is_cpu else out.device.type):
         check_storage("out", out)
