@@ -1,4 +1,4 @@
-"""The public functions `table`, `encode`, `add`, `add_` and `embed`; all backends share the same argument checks."""
+"""The public functions `table`, `encode`, `add`, `add_` and `embed`: signatures, and the class that makes a call."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .encodings.grid import GridEncoding
 from .encodings.values import is_dtensor
 from .operations import checks, memory, nested, small
 from .operations import table as tables
-from .operations.add import SequenceAdd
-from .operations.embed import EmbedCall
+from .operations.add import AddArguments, SequenceAdd
+from .operations.embed import EmbedArguments, EmbedCall
 from .operations.grid_add import GridAdd
-from .operations.records import AddArguments, EmbedArguments, TableArguments
+from .operations.table import TableArguments
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -327,7 +327,7 @@ for _function in (table, encode, add, add_, embed):
 
 
 def add_call(given: AddArguments) -> Any:
-    """Checks the arguments of `add` and returns the call object for the kind of x: plain, DTensor or jagged."""
+    """Checks the arguments of `add` and returns the call: of a sequence or a grid, of a DTensor or a jagged x."""
     if _is_compiling():
         given = given._replace(encoding=in_graph.constant(given.encoding))
     if type(given.x) is not Tensor:
@@ -339,9 +339,7 @@ def add_call(given: AddArguments) -> Any:
             return nested.JaggedAdd(given)
     if isinstance(given.encoding, str):
         checks.check_x(given.x)  # before the name, by which the class is chosen
-    is_usual = type(given.encoding) is Encoding and given.grid_shape is None and type(given.extra_tokens) is int
-    is_sequence = not given.extra_tokens if is_usual else given.is_sequence()
-    return SequenceAdd(given) if is_sequence else GridAdd(given)
+    return SequenceAdd(given) if given.is_sequence() else GridAdd(given)
 
 
 def embed_call(given: EmbedArguments) -> Any:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from . import torch_state
 from .backend import loader, registration
-from .torch_state import QUIET
+from .torch_state import NOT_INTERCEPTED
 
 NAMESPACE = "sinpe_ext"
 OPERATORS: dict[str, Operator] = {}  # by name
@@ -25,6 +25,7 @@ OPERATORS: dict[str, Operator] = {}  # by name
 _CPU_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _CUDA_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 _PLAIN = Tensor, nn.Parameter
+_is_functional = torch._is_functional_tensor  # type: ignore[attr-defined]
 _is_profiled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
 
@@ -89,9 +90,9 @@ class Operator:
     def __call__(self, *operands: Any) -> Any:
         """Calls the operator, differentiable to any order if it has a derivative."""
         state = torch_state.read()
-        if state.traced or operands[0].is_meta:
+        if state.traced or state.fx_tracing or operands[0].is_meta:
             return self.op(*operands)
-        needs_dispatcher = state is not QUIET or _is_profiled()
+        needs_dispatcher = state is not NOT_INTERCEPTED or _is_profiled()
         may_learn = self._function is not None and torch.is_grad_enabled()
         for k in self._tensors:
             tensor = operands[k]
@@ -99,8 +100,8 @@ class Operator:
                 continue
             if may_learn and tensor.requires_grad:
                 return self._function.apply(*operands)
-            # The negative bit, and zeros without memory, are resolved by the dispatcher.
-            if type(tensor) not in _PLAIN or tensor.is_neg() or tensor._is_zerotensor():
+            # The dispatcher resolves the negative bit, zeros without memory, and functional tensors.
+            if type(tensor) not in _PLAIN or tensor.is_neg() or tensor._is_zerotensor() or _is_functional(tensor):
                 needs_dispatcher = True
         on_cpu = operands[0].is_cpu
         device_type = "cpu" if on_cpu else operands[0].device.type

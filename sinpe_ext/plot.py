@@ -364,7 +364,6 @@ def position_array(value: Any) -> np.ndarray:
     if hasattr(value, "detach"):
         from .operations import checks
 
-        values.dense_tensor("positions", value)
         found = checks.positions(value).detach().cpu().numpy()
     else:
         found = arrays.position_array(list(value) if isinstance(value, Iterable) else value)

@@ -37,7 +37,7 @@ class TorchState(NamedTuple):
     Attributes:
         compiling: torch.compile or torch.export is tracing.
         functorch: a torch.func transform is active, inside a graph as well.
-        transformed: that, or forward-mode differentiation; both intercept every operation.
+        transformed: that, or forward-mode differentiation, which intercept every operation; False while compiling.
         traced: operators are intercepted by a compiler, a dispatch mode (fake tensors, make_fx) or torch.func.
         fx_tracing: make_fx is tracing the operations.
         must_decompose: the call has to consist of dispatched torch operations, because a compiler, torch.func,
@@ -58,15 +58,15 @@ class TorchState(NamedTuple):
     context_parallel: bool = False
 
 
-QUIET = TorchState()  # nothing intercepts the call
+NOT_INTERCEPTED = TorchState()  # nothing intercepts the call
 
 
 def read() -> TorchState:
-    """The state at this moment: the object QUIET itself if nothing intercepts the call."""
+    """The state at this moment: the object NOT_INTERCEPTED itself if nothing intercepts the call."""
     if _is_compiling():
         return TorchState(True, _transforms(), False, True, False, True, context_parallel=in_context_parallel())
     if not _is_intercepted():
-        return QUIET
+        return NOT_INTERCEPTED
     functorch = _transforms()
     transformed, modes, fx_tracing = functorch or forward_ad._current_level >= 0, _modes() > 0, _is_fx_tracing()
     return TorchState(

@@ -214,7 +214,7 @@ sinpe_status for_each_tile(const Plan& plan, const sinpe_add_arguments& a, int64
 }
 
 // Checks the arguments of add or row_dots, then calls run(T{}, plan, shape, first position) with the element type.
-// apart() returns whether the output overlaps none of the inputs.
+// no_overlap() returns whether the output overlaps none of the inputs.
 template <class NoOverlap, class F>
 sinpe_status run_checked(const int64_t* packed_plan, int64_t n_words, const sinpe_add_arguments* a,
                          const NoOverlap& no_overlap, const F& run) {

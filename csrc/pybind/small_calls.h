@@ -41,7 +41,7 @@ constexpr int64_t kMaxElements = 1 << 15;
 
 inline const Exchange* exchange = nullptr;
 
-// The objects passed to `set_up`, never released; see `_set_up` in sinpe_ext/operations/small.py.
+// The objects passed to `set_up`, never released; see `set_up` in sinpe_ext/operations/small.py.
 struct PythonObjects {
   PyObject *tensor, *empty_like, *is_lazy, *is_grad_enabled, *is_inference_mode, *increment_version;
   PyObject *parameter, *empty, *float32;
@@ -254,7 +254,7 @@ inline bool has_type(PyObject* object, PyObject* type) {
   return Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(type);
 }
 
-// The arguments of `add` in the order of its signature, without out.
+// The arguments of `add` in the order of its record, without out.
 enum Argument {
   kX,
   kEncoding,
@@ -617,11 +617,11 @@ inline PyObject* encode(PyObject*, PyObject* const* items, Py_ssize_t count) {
   return use_general_path();
 }
 
-// The arguments of `embed` in the order of its signature.
+// The arguments of `embed` in the order of its record.
 enum EmbedArgument {
   kIds,
   kWeight,
-  kOfIds,  // the encoding
+  kEmbedEncoding,
   kIdPositions,
   kIdStart,
   kWeightScale,
@@ -680,8 +680,8 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
   };
   if (!operands()) Py_RETURN_NONE;
   const int64_t dim = weight.sizes[1];
-  Plan plan = cached_plan(at(kOfIds), dim);
-  if (plan.holder == nullptr) plan = new_plan(at(kOfIds), dim);
+  Plan plan = cached_plan(at(kEmbedEncoding), dim);
+  if (plan.holder == nullptr) plan = new_plan(at(kEmbedEncoding), dim);
   const Reference holder{plan.holder};
   if (holder.object == nullptr || count_elements(ids) > kMaxElements / dim) return use_general_path();
   PyObject* result = new_rows(at(kWeight), ids, dim, nullptr);
@@ -709,17 +709,7 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
 }
 
 // The arguments of `table` in the order of its record.
-enum TableArgument {
-  kLength,
-  kOfTable,  // the encoding
-  kFirst,
-  kDtype,
-  kDevice,
-  kOut,
-  kFlatten,
-  kFront,
-  kDim
-};
+enum TableArgument { kLength, kTableEncoding, kTableStart, kDtype, kDevice, kOut, kFlatten, kTableExtra, kDim };
 constexpr Py_ssize_t kTableArguments = kDim + 1;
 
 // small_table(given) -> out, a new tensor if that is None; or None for arguments that it does not take.
@@ -730,13 +720,13 @@ inline PyObject* table(PyObject*, PyObject* const* items, Py_ssize_t count) {
   }
   const auto at = [given = items[0]](TableArgument argument) { return PyTuple_GET_ITEM(given, argument); };
   if (exchange == nullptr || at(kDim) != Py_None || at(kDevice) != Py_None || at(kFlatten) != Py_False ||
-      !PyLong_CheckExact(at(kLength)) || !PyLong_CheckExact(at(kFirst)) || !is_int(at(kFront), 0)) {
+      !PyLong_CheckExact(at(kLength)) || !PyLong_CheckExact(at(kTableStart)) || !is_int(at(kTableExtra), 0)) {
     PyErr_Clear();  // raised for an int that does not fit long
     Py_RETURN_NONE;
   }
   int overflow = 0, overflow_of_start = 0;
   const int64_t length = PyLong_AsLongLongAndOverflow(at(kLength), &overflow);
-  const int64_t start = PyLong_AsLongLongAndOverflow(at(kFirst), &overflow_of_start);
+  const int64_t start = PyLong_AsLongLongAndOverflow(at(kTableStart), &overflow_of_start);
   if (overflow != 0 || overflow_of_start != 0 || length < 1 || length > kMaxElements) Py_RETURN_NONE;
   const int intercepted = is_intercepted();
   if (intercepted < 0) return nullptr;
@@ -746,8 +736,8 @@ inline PyObject* table(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (wanted != Py_None && Py_TYPE(wanted) != Py_TYPE(python.float32)) Py_RETURN_NONE;
   if (!is_new && !is_writable(result)) return use_general_path();
   if (!is_new && wanted != Py_None && !is(PyObject_GetAttr(result, names.dtype), wanted)) return use_general_path();
-  Plan plan = cached_plan(at(kOfTable), kOwnDim);
-  if (plan.holder == nullptr) plan = new_plan(at(kOfTable), kOwnDim);
+  Plan plan = cached_plan(at(kTableEncoding), kOwnDim);
+  if (plan.holder == nullptr) plan = new_plan(at(kTableEncoding), kOwnDim);
   const Reference holder{plan.holder};
   if (holder.object == nullptr) return use_general_path();
   const int64_t dim = sinpe_plan_dim(plan.plan, plan.n_words);

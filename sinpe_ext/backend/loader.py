@@ -383,7 +383,7 @@ def small_calls(set_up: Callable[[Any], bool]) -> Any:
 
 
 def small_call(name: str, set_up: Callable[[Any], bool]) -> Callable[..., Any]:
-    """The function small_<name> of the module `small_calls`, or one that returns None if there is no module.
+    """The function small_<name> of the module `_core`, or one that returns None if that cannot be used.
 
     The result is cached in `choices[name]`, where callers look first.
     """

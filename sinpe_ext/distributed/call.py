@@ -10,9 +10,8 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn import functional
 
 from ..operations import checks
-from ..operations.add import SequenceAdd
-from ..operations.embed import EmbedCall
-from ..operations.records import AddArguments, EmbedArguments
+from ..operations.add import AddArguments, SequenceAdd
+from ..operations.embed import EmbedArguments, EmbedCall
 from . import dtensor
 from .grid import local_call
 

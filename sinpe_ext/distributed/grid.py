@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ..operations.add import AddArguments
 from ..operations.grid_add import GridAdd, GridForm
-from ..operations.records import AddArguments, Part
+from ..operations.records import Part
 from .dtensor import Layout, seed_of_all
 
 

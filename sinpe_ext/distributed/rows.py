@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from ..encodings import resolve, values
 from ..encodings.values import integer
 from ..operations import checks, encoded_rows
-from ..operations.records import TableArguments
+from ..operations.table import TableArguments
 from . import dtensor
 
 

@@ -213,11 +213,11 @@ def check_storage_bounds(name: str, value: torch.Tensor) -> None:
 
     if torch.compiler.is_compiling() or type(value) not in (torch.Tensor, torch.nn.Parameter):
         return
-    if torch._is_functional_tensor(value):  # type: ignore[attr-defined]
-        return
     try:
         there = value.untyped_storage().nbytes()
     except (NotImplementedError, RuntimeError):  # tensors without a storage, such as those of torch.func
+        return
+    if torch._is_functional_tensor(value):  # type: ignore[attr-defined]
         return
     reach: Any = value.numel()
     if type(reach) is not int or type(there) is not int or not reach:  # symbolic sizes

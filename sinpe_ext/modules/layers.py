@@ -15,7 +15,8 @@ from ..encodings.grid import GridEncoding
 from ..encodings.values import MAX_DIM, integer
 from ..functional import add_call, embed_call
 from ..operations import checks, small
-from ..operations.records import AddArguments, EmbedArguments
+from ..operations.add import AddArguments
+from ..operations.embed import EmbedArguments
 from ..reference.tiles import accumulation
 from . import checkpoint, shared
 

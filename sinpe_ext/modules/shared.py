@@ -110,7 +110,6 @@ def check_limit(call: Any, max_len: int) -> None:
             allowed = ((p >= lowest) & (p <= highest - ahead)).all()
             torch._assert_async(allowed, _limit_message(lowest, highest, "others"))
             return
-        values.check_storage_bounds("positions", p)
         first, last = torch.stack(p.aminmax()).tolist()  # the only synchronization with a device
         last += rows - 1 if by_start else 0
     if rows and not (first >= lowest and last <= highest):

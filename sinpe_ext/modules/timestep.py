@@ -36,9 +36,10 @@ class TimestepEncoding(nn.Module):
     Args:
         dim: number of channels.
         encoding: an Encoding or the name of a one-dimensional convention.
-        dtype: dtype of the result: float32, float64, bfloat16 or float16, whatever the dtype of t and whatever dtype
-            the layer is converted to. None: torch's default dtype, which changes as that of a parameter does when
-            `.half()`, `.to(torch.bfloat16)` or similar is called on the layer or on a model that contains it.
+        dtype: dtype of the result, whatever the dtype of t. None: the dtype that a parameter of the layer would have:
+            torch's default dtype, and after `.half()`, `.to(torch.bfloat16)` or similar, called on the layer or on a
+            model that contains it, that dtype. float32, float64, bfloat16 or float16: this dtype, whatever the layer is
+            converted to.
         device: accepted as in PyTorch's layers and not used: the layer holds no tensor, and the result is on the device
             of t.
         fields: fields of `Encoding` that override those of `encoding`, such as position_scale=1000 or base=...
@@ -59,7 +60,7 @@ class TimestepEncoding(nn.Module):
         dim: int,
         *,
         encoding: Encoding | str = "ddpm",
-        dtype: torch.dtype | None = torch.float32,
+        dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         **fields: Any,
     ):

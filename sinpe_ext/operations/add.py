@@ -5,7 +5,7 @@ A grid, or a sequence with extra tokens: `grid_add.py`.
 out = keep * (scale * x + alpha * PE(p)), keep being the dropout mask times its scale, so with G = keep * grad:
 d x = scale * G, d alpha = sum(G * PE), d p = alpha * sum_c(G_c * PE'_c), and a channel's derivative
 PE' = 2 pi f * A sin(2 pi (p f + (q + 1)/4)) is the partner plan's channel times its angular frequency, the argument
-`slopes` of the operators (`angular_frequencies` in Python). The operator `row_dots` computes the sums over channels,
+`slopes` of `row_dots` (`angular_frequencies` in Python). The operator `row_dots` computes the sums over channels,
 and `add_backward` these and d x in one pass over grad; they recompute rows and mask instead of storing them, and their
 own derivatives consist of the same operators, so derivatives of every order work.
 """
@@ -15,13 +15,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from .. import torch_state
 from ..encodings import resolve, values
+from ..encodings.encoding import Encoding
 from ..encodings.tracing import refuse_jit_trace
 from ..operator import Operator, one_by_one
 from ..reference import apply, philox
@@ -33,11 +34,9 @@ from .encoded_rows import ROW_DOTS, derivative_plan, reduced, row_dots_gradients
 from .plans import decoded, pack_plan
 from .records import (
     Add,
-    AddArguments,
     AddBackward,
     Dropout,
     Embed,
-    EmbedArguments,
     Part,
     RowDots,
     save,
@@ -46,6 +45,31 @@ from .records import (
 
 _is_compiling = torch.compiler.is_compiling
 _Result = TypeVar("_Result")
+
+
+class AddArguments(NamedTuple):
+    """The arguments of `add` and `add_` as given by the caller, unchecked; see `functional.add`."""
+
+    x: Any
+    encoding: Any = None
+    positions: Any = None
+    start: Any = 0
+    scale: Any = 1.0
+    alpha: Any = 1.0
+    padding_mask: Any = None
+    seq_dim: Any = -2
+    channel_dim: Any = -1
+    dropout: Any = 0.0
+    seed: Any = None
+    grid_shape: Any = None
+    extra_tokens: Any = 0
+
+    def is_sequence(self) -> bool:
+        """Whether the encoding is one-dimensional and covers all rows of x."""
+        encoding, extra = self.encoding, self.extra_tokens
+        if self.grid_shape is not None or not isinstance(extra, int) or extra != 0:
+            return False
+        return encoding is None or type(encoding) is Encoding or not resolve.is_grid(encoding)
 
 
 def cached_by_value(function: Callable[..., _Result]) -> Callable[..., _Result]:
@@ -82,9 +106,6 @@ class Form:
         axes: the dimensions of the sequence and of the channels.
     """
 
-    extra = 0  # see GridForm
-    is_evenly_spaced = True
-
     def __init__(self, axes: tuple[int, int], rank: int) -> None:
         self.axes = axes
         self.is_canonical = axes == (rank - 2, rank - 1)
@@ -119,7 +140,8 @@ class Form:
 
 
 class Sum:
-    """dropout(scale * x + alpha * PE) after all checks: what `add` and `embed` have in common.
+    """dropout(scale * x + alpha * PE): what `add` and `embed` have in common. The constructors of its subclasses check
+    all arguments.
 
     Attributes:
         state: what intercepts the call.
@@ -136,6 +158,7 @@ class Sum:
         whole_rows: number of rows of the whole.
         positions, padding_mask, seed, start, positions_are_starts, scale, drop_threshold, rng_offsets: as in `Add`.
         alpha: float or tensor; None for 1.
+        plan: the packed plan, if it has been made.
     """
 
     columns: tuple[int, int] | None = None
@@ -145,7 +168,7 @@ class Sum:
     positions_are_starts = False
     has_kernel: bool
     has_no_data: bool
-    _cpu_plan: Tensor | None = None
+    plan: Tensor | None = None
 
     state: torch_state.TorchState
     is_empty: bool
@@ -160,12 +183,13 @@ class Sum:
         """The argument that the others must match."""
         raise NotImplementedError
 
-    def set_rows(self, width: int, given: AddArguments | EmbedArguments) -> None:
-        """Checks and stores the arguments that `add` and `embed` share; `width` is the number of channels, for an
-        encoding given by name or not at all."""
+    def set_rows(self, width: int, given: Any) -> None:
+        """Checks and stores the arguments that `AddArguments` and `EmbedArguments` share; `width` is the number of
+        channels, for an encoding given by name or not at all."""
         self.is_empty = 0 in self.shape
         self.given: plans.Given = given.encoding, width, self.columns
-        self.encoding, self.drop_threshold, self._cpu_plan = _constants(*self.given, given.dropout)
+        self.encoding, self.drop_threshold, plan = _constants(*self.given, given.dropout)
+        self.plan = None if self.device.type == "cuda" else plan
         # Not cached by `cached_by_value`: 0.0 and -0.0 are equal, but results differ in sign.
         scale, alpha, mask = given.scale, given.alpha, given.padding_mask
         self.scale: float = scale if type(scale) is float else values.factor("scale", scale)
@@ -173,7 +197,7 @@ class Sum:
             self.set_alpha(alpha)
         self.padding_mask = None if mask is None else checks.padding_mask(mask, self.target())
         self.set_positions(given.positions, given.start)
-        self._given_seed = None if given.seed is None else checks.seed(given.seed, self.device)
+        self.seed_argument = None if given.seed is None else checks.seed(given.seed, self.device)
         self.has_kernel = self.encoding.angle == "exact" and not (self.is_empty or self.has_no_data)
 
     def set_alpha(self, alpha: Any) -> None:
@@ -223,7 +247,7 @@ class Sum:
         if self.is_empty:
             self.drop_threshold = 0
         elif self.drop_threshold < values.DROP_UNIT:
-            self.seed = dropout.seed_tensor(self._given_seed, self.device)
+            self.seed = dropout.seed_tensor(self.seed_argument, self.device)
 
     def needs_grad(self, other: Tensor) -> bool:
         """Whether a gradient of this call is needed; `other` is x or weight."""
@@ -237,13 +261,10 @@ class Sum:
         )
 
     def packed_plan(self) -> Tensor:
-        """The plan as the operators take it."""
+        """The plan as the operators take it, if it is not in `plan`."""
         if self.state.compiling:
             return plans.graph_plan(*self.given, self.device)
-        if self.device.type == "cuda":
-            return pack_plan(self.encoding, self.device)
-        assert self._cpu_plan is not None
-        return self._cpu_plan
+        return pack_plan(self.encoding, self.device)
 
     def alpha_tensor(self) -> Tensor | None:
         """alpha as the operators take it."""
@@ -297,16 +318,18 @@ class Sum:
         return (total * philox.kept_scale(self.drop_threshold)).masked_fill(~keep, 0.0).to(self.dtype)
 
 
-@cached_by_value
-def _form(rank: int, seq_dim: Any, channel_dim: Any) -> Form:
+def _make_form(rank: int, seq_dim: Any, channel_dim: Any) -> Form:
     """The layout of x for these dimensions, checked."""
     rows_at, channels_at = checks.axis("seq_dim", seq_dim, rank), checks.axis("channel_dim", channel_dim, rank)
     checks.two_dimensions(rows_at, channels_at, seq_dim, channel_dim)
     return Form((rows_at, channels_at), rank)
 
 
+_form = cached_by_value(_make_form)
+
+
 class SequenceAdd(Sum):
-    """`add` with a one-dimensional encoding, after all checks.
+    """`add` with a one-dimensional encoding.
 
     Attributes:
         x: as given.
@@ -320,7 +343,10 @@ class SequenceAdd(Sum):
     def __init__(self, given: AddArguments, part: Part | None = None) -> None:
         self.set_x(given.x)
         shape = given.x.shape
-        self.form = form = _form(len(shape), given.seq_dim, given.channel_dim)
+        seq_dim, channel_dim = given.seq_dim, given.channel_dim
+        # Other types than int are not cached: a tensor may change.
+        form_of = _form if type(seq_dim) is int and type(channel_dim) is int else _make_form
+        self.form = form = form_of(len(shape), seq_dim, channel_dim)
         rows_at, channels_at = form.axes
         self.shape = shape if form.is_canonical else torch.Size([shape[d] for d in form.order])
         if part is None:
@@ -356,10 +382,10 @@ class SequenceAdd(Sum):
         if self.drop_threshold:
             self.draw()
         if self.state.must_decompose:
-            return self.traced()
+            return self.composed()
         if self.has_kernel:
             return self.by_operator()
-        return self.traced() if self.needs_grad(self.x) else self.run()
+        return self.composed() if self.needs_grad(self.x) else self.run()
 
     def result_in_place(self) -> Tensor:
         """`add_`, differentiable."""
@@ -367,12 +393,12 @@ class SequenceAdd(Sum):
             self.draw()
         x = self.x
         if self.state.must_decompose:
-            return x.copy_(self.traced())
+            return x.copy_(self.composed())
         if not self.needs_grad(x):
             self.run(x)
             torch.autograd.graph.increment_version(x)
             return x
-        return self.differentiable_in_place() if self.has_kernel else x.copy_(self.traced())
+        return self.differentiable_in_place() if self.has_kernel else x.copy_(self.composed())
 
     def written(self, out: Any) -> tuple[Any, Tensor]:
         """The tensors whose memory is checked for overlap: those that hold `out` and x."""
@@ -383,7 +409,7 @@ class SequenceAdd(Sum):
         if self.drop_threshold:
             self.draw()
         if self.state.compiling:
-            return out.copy_(self.traced())
+            return out.copy_(self.composed())
         self.run(out)
         torch.autograd.graph.increment_version(out)
         return out
@@ -391,7 +417,7 @@ class SequenceAdd(Sum):
     # By an operator, which chooses between kernel, reference implementation and autograd.
 
     def by_operator(self) -> Tensor:
-        """The result, differentiable."""
+        """The result of an operator, differentiable if a gradient is needed."""
         x, form = self.x, self.form
         if not (form.is_canonical and x.is_contiguous()) and not self.needs_grad(x):
             return self.run()  # the strides of torch.empty_like
@@ -425,18 +451,17 @@ class SequenceAdd(Sum):
                 target.copy_(self.dropped(self.sum(x)))
 
     def operands(self, x: Tensor) -> Add:
-        """The operands of the operator `add` for x in canonical form."""
-        packed_plan = self._cpu_plan
-        if packed_plan is None or not x.is_cpu:
-            packed_plan = self.packed_plan()
+        """The operands of the operator `add`, for x in canonical form (or, if another function writes the result, as it
+        is: the derivative does not use x)."""
+        plan = self.packed_plan() if self.plan is None else self.plan
         alpha = None if self.alpha is None else self.alpha_tensor()
         rng_offsets = self.rng_offsets if self.drop_threshold else []
         return Add(
-            x, packed_plan, self.positions, self.padding_mask, alpha, self.seed, self.start,
+            x, plan, self.positions, self.padding_mask, alpha, self.seed, self.start,
             self.positions_are_starts, self.scale, self.drop_threshold, rng_offsets,
         )  # fmt: skip
 
-    def traced(self) -> Tensor:
+    def composed(self) -> Tensor:
         """The result in torch operations.
 
         With dropout a graph contains the fused operator instead: generating the mask is most of the work, and compiled

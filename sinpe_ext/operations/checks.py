@@ -1,4 +1,6 @@
-"""Argument checks of the operations and layers; each message is defined once."""
+"""Checks of tensor arguments of the operations and layers, with their error messages. Numbers are checked in
+`encodings/values.py`, the encoding in `encodings/resolve.py`, outputs in `memory.py`.
+"""
 
 from __future__ import annotations
 
@@ -82,12 +84,10 @@ def positions(value: Any, *, allow_16bit: bool | None = None) -> Tensor:
     """
     if not is_ordinary(value, POSITIONS):
         strided_tensor("positions", value)
+    check_storage_bounds("positions", value)
     dtype = value.dtype
     if dtype in POSITIONS:
-        if not _is_compiling() and not loader.choices.get("cpu" if value.is_cpu else value.device.type):
-            check_storage("positions", value)
         return value
-    check_storage_bounds("positions", value)
     if dtype in (torch.float16, torch.bfloat16):
         if allow_16bit is not None and flag("allow_16bit", allow_16bit):
             return value.float()
@@ -148,7 +148,8 @@ def is_ordinary(value: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
 
 def check_storage(name: str, value: Tensor) -> None:
     """Checks the bounds of a tensor's storage, unless the binding of the kernels does it (csrc/torch/tensors.h)."""
-    if not loader.compiled("cpu" if value.is_cpu else value.device.type):
+    device_type = "cpu" if value.is_cpu else value.device.type
+    if not _is_compiling() and not loader.choices.get(device_type) and not loader.compiled(device_type):
         check_storage_bounds(name, value)
 
 
@@ -166,8 +167,7 @@ def check_x(x: Any) -> None:
             f"x: expected 2 to {MAX_RANK} dimensions, (sequence, channels) or (batch, ..., sequence, channels), got "
             f"shape {tuple(x.shape)}; unsqueeze or flatten it"
         )
-    if not _is_compiling() and not loader.choices.get("cpu" if x.is_cpu else x.device.type):
-        check_storage("x", x)
+    check_storage("x", x)
 
 
 def channels(shape: Sequence[int], width: int, dim: int) -> None:
@@ -184,11 +184,7 @@ def row_tensor(name: str, value: Tensor, of: Target) -> Tensor:
     B, S)."""
     if value.device != of.device:
         same_device(name, value, of)
-    try:
-        view = value.unsqueeze(0) if value.dim() == 1 else value
-    except RuntimeError:
-        check_storage_bounds(name, value)
-        raise
+    view = value.unsqueeze(0) if value.dim() == 1 else value
     shape = value.shape
     if view.dim() != 2 or shape[-1] != of.rows or (len(shape) == 2 and shape[0] not in (1, of.batch)):
         raise ValueError(
@@ -358,8 +354,7 @@ def weight(value: Any) -> Tensor:
             f"weight: expected shape (num_embeddings, channels), got {tuple(value.shape)}; pass the weight of an "
             "nn.Embedding"
         )
-    if not _is_compiling() and not loader.choices.get("cpu" if value.is_cpu else value.device.type):
-        check_storage("weight", value)
+    check_storage("weight", value)
     return value
 
 
@@ -393,8 +388,6 @@ def ids(value: Any, weight: Tensor) -> Tensor:
         return value.long()
     if value._is_zerotensor():
         return value.clone().to(torch.int64)  # torch's embedding crashes on a zero tensor, which has no memory
-    if value.dtype is torch.int64 and loader.choices.get("cpu" if value.is_cpu else value.device.type):
-        return value  # the binding checks its storage
     check_storage_bounds("ids", value)
     return value.long()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,22 +16,43 @@ from ..encodings.tracing import refuse_jit_trace
 from ..operator import Operator, one_by_one
 from ..reference import apply
 from ..reference.tiles import accumulation
-from ..torch_state import QUIET
+from ..torch_state import NOT_INTERCEPTED
 from . import checks
 from .add import Form, Sum, alpha_gradient, cached_by_value, position_gradient
 from .dropout import scaled
 from .plans import decoded
-from .records import Dropout, Embed, EmbedArguments, EmbedBackward, Part, save, saved
+from .records import Dropout, Embed, EmbedBackward, Part, save, saved
 
 
-@cached_by_value
-def _form(rank: int, seq_dim: Any) -> Form:
+class EmbedArguments(NamedTuple):
+    """The arguments of `embed` as given by the caller, unchecked; see `functional.embed`."""
+
+    ids: Any
+    weight: Any
+    encoding: Any = None
+    positions: Any = None
+    start: Any = 0
+    scale: Any = 1.0
+    alpha: Any = 1.0
+    dropout: Any = 0.0
+    seed: Any = None
+    padding_idx: Any = None
+    padding_mask: Any = None
+    sparse: Any = False
+    encode_padding: Any = True
+    seq_dim: Any = -1
+
+
+def _make_form(rank: int, seq_dim: Any) -> Form:
     """The layout of the result, which has the dimensions of ids, then the channels."""
     return Form((checks.axis("seq_dim", seq_dim, rank, "ids"), rank), rank + 1)
 
 
+_form = cached_by_value(_make_form)
+
+
 class EmbedCall(Sum):
-    """`embed` after all checks.
+    """`embed` of ordinary tensors.
 
     Attributes:
         ids: int64, (batch, *middle, sequence) or (sequence,).
@@ -50,7 +71,7 @@ class EmbedCall(Sum):
         weight = checks.weight(given.weight)
         ids = checks.ids(given.ids, weight)
         rank = ids.dim()
-        self.form = _form(rank, given.seq_dim)
+        self.form = (_form if type(given.seq_dim) is int else _make_form)(rank, given.seq_dim)
         rows_at, _ = self.form.axes
         self.weight, self.ids = weight, ids if rows_at == rank - 1 else ids.movedim(rows_at, -1)
         self.num_embeddings, channels = weight.shape
@@ -83,7 +104,6 @@ class EmbedCall(Sum):
     def _mask_padding(self) -> None:
         """Adds the padding tokens of ids to padding_mask."""
         checks.masks_padding(self.padding_idx, self.ids)
-        values.check_storage_bounds("ids", self.ids)
         mask = self.ids == self.padding_idx
         mask = mask if mask.dim() == 2 else mask.unsqueeze(0)
         self.padding_mask = mask if self.padding_mask is None else self.padding_mask | mask
@@ -92,21 +112,20 @@ class EmbedCall(Sum):
         """`embed`, differentiable."""
         if self.state.compiling:
             return self._in_graph()
-        on_cpu = self.ids.is_cpu and (self.state is QUIET or not torch_state.unreadable(self.ids))
+        on_cpu = self.ids.is_cpu and (self.state is NOT_INTERCEPTED or not torch_state.unreadable(self.ids))
         by_operator = self.has_kernel and not self.state.must_decompose
         # Checked before a seed is drawn. Without dropout the CPU kernel checks the ids itself; device kernels never do.
-        if self.drop_threshold or not by_operator if on_cpu else torch_state.should_check_values(self.ids):
-            values.check_storage_bounds("ids", self.ids)
+        is_unchecked = self.drop_threshold or not by_operator
+        if is_unchecked if on_cpu else torch_state.should_check_values(self.ids):
             apply.id_range(self.ids, self.num_embeddings)
         if self.drop_threshold:
             self.draw()
         if not by_operator:
-            return self.traced()
+            return self.composed()
         try:
             result: Tensor = EMBED(*self.operands())
             return result if self.form.is_canonical else self.form.restored(result)
         except RuntimeError:
-            values.check_storage_bounds("ids", self.ids)
             wrong = apply.bad_ids(self.ids, self.num_embeddings) if on_cpu else None
             if wrong is None:
                 raise
@@ -121,23 +140,21 @@ class EmbedCall(Sum):
         learns = self.weight.requires_grad and torch.is_grad_enabled()
         by_operator = (self.drop_threshold or learns) and self.has_kernel and not self.state.functorch
         if not by_operator or torch_state.is_exporting():
-            return self.traced()
+            return self.composed()
         return self.form.restored(EMBED(*self.operands()))
 
     def operands(self) -> Embed:
         """The operands of the operator `embed`."""
         weight = self.weight if self.weight.stride(1) == 1 or self.shape[-1] == 1 else self.weight.contiguous()
-        packed_plan = self._cpu_plan
-        if packed_plan is None or not weight.is_cpu:
-            packed_plan = self.packed_plan()
+        plan = self.packed_plan() if self.plan is None else self.plan
         alpha = None if self.alpha is None else self.alpha_tensor()
         return Embed(
-            self.ids, weight, packed_plan, self.positions, self.padding_mask, alpha, self.seed, self.start,
+            self.ids, weight, plan, self.positions, self.padding_mask, alpha, self.seed, self.start,
             self.positions_are_starts, self.scale, self.padding_idx, self.sparse, self.drop_threshold,
             self.rng_offsets,
         )  # fmt: skip
 
-    def traced(self) -> Tensor:
+    def composed(self) -> Tensor:
         """The result in torch operations, which a compiler can fuse and torch.func can transform."""
         padding_idx = None if self.padding_idx < 0 else self.padding_idx
         weight = self.weight

@@ -24,16 +24,16 @@ from ..operator import Operator
 from ..reference import grid_add, philox
 from ..reference.tiles import accumulation, arranged
 from . import checks, grid_rows
-from .add import ADD, ADD_OUT, SequenceAdd, cached_by_value, position_gradient, row_dots_of
+from .add import ADD, ADD_OUT, AddArguments, SequenceAdd, cached_by_value, position_gradient, row_dots_of
 from .dropout import DROPOUT, scaled
 from .encoded_rows import ROW_DOTS
 from .plans import pack_plan
-from .records import Add, AddArguments, AddGrid, Dropout, Part
+from .records import Add, AddGrid, Dropout, Part
 
 _is_compiling = torch.compiler.is_compiling
 
 
-class _Layout(NamedTuple):
+class _GridArguments(NamedTuple):
     """The arguments of a call that are not data: the shapes of x and positions, and the arguments of `add` and of
     `GridAdd` with these names."""
 
@@ -47,7 +47,6 @@ class _Layout(NamedTuple):
     dropout: Any
     part: Part | None
     is_flat: bool | None
-    types: Any  # those of the items of grid_shape: (4.0, 4) equals (4, 4), but is refused
 
 
 class GridForm:
@@ -64,7 +63,7 @@ class GridForm:
             are not, and `rng_offsets` is invalid.
     """
 
-    def __init__(self, of: _Layout, axes: int) -> None:
+    def __init__(self, of: _GridArguments, axes: int) -> None:
         shape, grid_shape, seq_dim, part, is_flat = of.shape, of.grid_shape, of.seq_dim, of.part, of.is_flat
         rank = len(shape)
         self.extra = checks.extra_tokens(of.extra_tokens)
@@ -92,7 +91,6 @@ class GridForm:
                 )
             self.rows_at = others[len(others) - axes :]
             self.lengths = tuple(shape[d] for d in self.rows_at)
-        self.grid_shape = grid_shape
         self.batch_at = [d for d in others if d not in self.rows_at]
         self.batch = shape[self.batch_at[0]] if self.batch_at else 1
         self.places = math.prod(self.lengths)
@@ -104,7 +102,7 @@ class GridForm:
         self.rng_offsets = [self.first + (self.extra * steps[self.rows_at[0]] if self.is_flat else 0)]
         self.rng_offsets += [*(steps[d] for d in self.batch_at), steps[self.rows_at[-1]], steps[self.channels_at]]
 
-    def _decide(self, of: _Layout, given: Any, axes: int, others: list[int], rows_at: int) -> bool:
+    def _decide(self, of: _GridArguments, given: Any, axes: int, others: list[int], rows_at: int) -> bool:
         """Whether the grid is flattened in the sequence; `given` is grid_shape, `others` all dimensions except the
         channels."""
         rank, shape, positions = len(of.shape), tuple(of.shape), of.positions_shape
@@ -192,8 +190,8 @@ class GridForm:
         return t if order == sorted(order) else t.permute(*(order.index(d) for d in range(len(order))))
 
 
-class _Known(NamedTuple):
-    """What follows from a `_Layout`; see the attributes of `GridAdd`."""
+class _GridConstants(NamedTuple):
+    """What follows from a `_GridArguments`; see the attributes of `GridAdd`."""
 
     form: GridForm
     is_grid: bool
@@ -206,10 +204,9 @@ class _Known(NamedTuple):
     front_rng_offsets: list[int]
 
 
-@cached_by_value
-def _known(*layout: Any) -> _Known:
-    """Checks the fields of a `_Layout`."""
-    of = _Layout(*layout)
+def _make_grid_constants(*layout: Any) -> _GridConstants:
+    """Checks the fields of a `_GridArguments`."""
+    of = _GridArguments(*layout)
     channels_at = checks.axis("channel_dim", of.channel_dim, len(of.shape))
     width = operator.index((of.shape if of.part is None else of.part.shape)[channels_at])
     columns = None
@@ -228,12 +225,15 @@ def _known(*layout: Any) -> _Known:
         is_single_encoding = not others and covered == dim
     exact = [axis.angle == "exact" for axis in resolve.grid(of.encoding, width).axes]
     front = _front_rng_offsets(form)
-    return _Known(
+    return _GridConstants(
         form, is_grid, (of.encoding, width), firsts, columns, drop_threshold, is_single_encoding, all(exact), front
     )
 
 
-def _dim_and_starts(of: _Layout, width: int) -> tuple[int, tuple[int, ...]]:
+_grid_constants = cached_by_value(_make_grid_constants)
+
+
+def _dim_and_starts(of: _GridArguments, width: int) -> tuple[int, tuple[int, ...]]:
     """`resolve.grid_dim_and_starts`; if a named convention does not accept the number of channels, the error also
     mentions channel_dim."""
     if _is_compiling() or not isinstance(of.encoding, str):
@@ -329,12 +329,16 @@ class GridAdd(SequenceAdd):
         if positions is not None:
             values.dense_tensor("positions", positions)
         shapes = x.shape, None if positions is None else tuple(positions.shape)
-        lengths, types = given.grid_shape, None
+        lengths = given.grid_shape
         if isinstance(lengths, (list, tuple)):
-            lengths, types = tuple(lengths), tuple(map(type, lengths))
+            lengths = tuple(lengths)
         seq_dim, channel_dim, extra_tokens = given.seq_dim, given.channel_dim, given.extra_tokens
-        known = _known(
-            *shapes, encoding, lengths, seq_dim, channel_dim, extra_tokens, given.dropout, part, is_flat, types
+        # Other types than int are not cached: 4.0 equals 4, and a tensor may change.
+        numbers = [seq_dim, channel_dim, extra_tokens, *(lengths if type(lengths) is tuple else ())]
+        is_cached = (lengths is None or type(lengths) is tuple) and all(type(number) is int for number in numbers)
+        constants_of = _grid_constants if is_cached else _make_grid_constants
+        known = constants_of(
+            *shapes, encoding, lengths, seq_dim, channel_dim, extra_tokens, given.dropout, part, is_flat
         )
         self.form, self.firsts, self.grid_given = known.form, known.firsts, known.grid_given
         self.columns, self.drop_threshold = known.columns, known.drop_threshold
@@ -353,7 +357,7 @@ class GridAdd(SequenceAdd):
             self._set_coordinates(given, form)
         else:
             self._set_sequence_after_extra_tokens(given)
-        self._given_seed = None if given.seed is None else checks.seed(given.seed, self.device)
+        self.seed_argument = None if given.seed is None else checks.seed(given.seed, self.device)
         self.rng_offsets = form.rng_offsets
         self.is_empty = 0 in x.shape
         has_some_channels_of_grid = self.columns is not None and not self.is_single_encoding
@@ -403,8 +407,6 @@ class GridAdd(SequenceAdd):
             self.columns = min(first, width - 1), max(count, 1)  # one channel broadcasts to data without channels
         self.given = value, width, 0 if is_grid else self.columns
         self.encoding = resolve.encoding(*self.given)
-        if self.encoding.angle == "exact" and not self.state.compiling:
-            self._cpu_plan = pack_plan(self.encoding)
         if self.positions is not None:
             self.positions = self.positions.select(-1, 0) if self.positions.dim() > 2 else self.positions
         elif isinstance(self.starts[0], Tensor):
@@ -436,7 +438,7 @@ class GridAdd(SequenceAdd):
 
     def write(self, target: Tensor) -> None:
         if self.is_unsupported_shard:
-            target.copy_(self.traced())
+            target.copy_(self.composed())
             return
         x, to, form = self.x, target, self.form
         x = x if form.is_viewable(x) else x.contiguous()
@@ -567,11 +569,11 @@ class GridAdd(SequenceAdd):
         """The packed plan of a piece of a grid."""
         return pack_plan(self.grid.pieces[index].encoding, self.device)
 
-    def traced(self) -> Tensor:
+    def composed(self) -> Tensor:
         """As in SequenceAdd; dropout of a grid, or with extra tokens, is an operator of its own."""
         form = self.form
         if self.is_single_encoding and not form.extra and form.is_evenly_spaced:
-            return super().traced()
+            return super().composed()
         total = self.sum(form.canonical(self.x))
         if not form.is_evenly_spaced:
             return self.dropped(form.restored(total), form.own_rng_offsets)

@@ -19,9 +19,8 @@ from ..encodings import values
 from ..encodings.values import strided_tensor
 from ..torch_state import should_check_values
 from . import checks, table
-from .add import SequenceAdd, Sum
-from .embed import EmbedCall
-from .records import AddArguments, EmbedArguments
+from .add import AddArguments, SequenceAdd, Sum
+from .embed import EmbedArguments, EmbedCall
 
 _is_compiling = torch.compiler.is_compiling
 

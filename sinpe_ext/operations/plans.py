@@ -54,7 +54,7 @@ def _host_tensor(plan: Plan) -> Tensor:
 
 @lru_cache(maxsize=256)
 def pack_plan_cpu(encoding: Encoding) -> Tensor:
-    """The plan of an encoding as the operators take it for CPU tensors: `pack_plan` without the test of the device."""
+    """The plan of an encoding as the operators take it for CPU tensors."""
     return _host_tensor(_plan_of(encoding))
 
 

@@ -1,4 +1,4 @@
-"""The arguments of a call as records: as the caller gives them, and as operators take them.
+"""The operands of each operator as a record.
 
 Operators take the items of a record one by one, in the order of its fields, since schemas have no records. Their
 tensors are in canonical form: x and grad (batch, *middle, sequence, channels) or (sequence, channels), ids (batch,
@@ -15,64 +15,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
-
-from ..encodings import resolve
-
-
-class AddArguments(NamedTuple):
-    """The arguments of `add` and `add_` as given by the caller, unchecked; see `functional.add`."""
-
-    x: Any
-    encoding: Any = None
-    positions: Any = None
-    start: Any = 0
-    scale: Any = 1.0
-    alpha: Any = 1.0
-    padding_mask: Any = None
-    seq_dim: Any = -2
-    channel_dim: Any = -1
-    dropout: Any = 0.0
-    seed: Any = None
-    grid_shape: Any = None
-    extra_tokens: Any = 0
-
-    def is_sequence(self) -> bool:
-        """Whether the encoding is one-dimensional and covers all rows of x."""
-        extra = self.extra_tokens
-        return self.grid_shape is None and isinstance(extra, int) and extra == 0 and not resolve.is_grid(self.encoding)
-
-
-class EmbedArguments(NamedTuple):
-    """The arguments of `embed` as given by the caller, unchecked; see `functional.embed`."""
-
-    ids: Any
-    weight: Any
-    encoding: Any = None
-    positions: Any = None
-    start: Any = 0
-    scale: Any = 1.0
-    alpha: Any = 1.0
-    dropout: Any = 0.0
-    seed: Any = None
-    padding_idx: Any = None
-    padding_mask: Any = None
-    sparse: Any = False
-    encode_padding: Any = True
-    seq_dim: Any = -1
-
-
-class TableArguments(NamedTuple):
-    """The arguments of `table` as given by the caller; see `functional.table`."""
-
-    length: Any
-    encoding: Any
-    start: Any = 0
-    dtype: Any = None
-    device: Any = None
-    out: Any = None
-    flatten: Any = False
-    extra_tokens: Any = 0
-    dim: Any = None
 
 
 class Part(NamedTuple):

@@ -18,9 +18,9 @@ from ..encodings import resolve
 from ..encodings.encoding import Encoding
 from ..reference.tiles import accumulation
 from . import grid_rows
+from .add import AddArguments
 from .grid_add import GridAdd
 from .plans import pack_plan
-from .records import AddArguments
 
 _is_compiling = torch.compiler.is_compiling
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,9 +15,22 @@ from ..encodings.tracing import refuse_jit_trace
 from . import checks, encoded_rows, grid_rows, memory, plans
 from .encoded_rows import TABLE_OUT
 from .plans import pack_plan
-from .records import TableArguments
 
 _is_compiling = torch.compiler.is_compiling
+
+
+class TableArguments(NamedTuple):
+    """The arguments of `table` as given by the caller; see `functional.table`."""
+
+    length: Any
+    encoding: Any
+    start: Any = 0
+    dtype: Any = None
+    device: Any = None
+    out: Any = None
+    flatten: Any = False
+    extra_tokens: Any = 0
+    dim: Any = None
 
 
 def table(given: TableArguments) -> Tensor:
@@ -64,7 +77,7 @@ def _into(out: Tensor, length: int, known: plans.Given, start: int) -> Tensor:
         return out.copy_(encoded_rows.table(known, length, start, out.dtype, out.device))
     if length:
         TABLE_OUT(pack_plan(encoding, out.device), start, out)
-        torch.autograd.graph.increment_version(out)
+    torch.autograd.graph.increment_version(out)
     return out
 
 

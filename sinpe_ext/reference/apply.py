@@ -115,7 +115,7 @@ def embed(plan: Plan, e: Embed) -> Tensor:
 
     Equivalent to::
 
-        add(plan, weight[ids], positions, start, scale, alpha, padding_mask, seed, drop_threshold, rng_offsets)
+        add(plan, Add(weight[ids], ...))          # with the other fields of e
 
     Args:
         plan: as in `add`.

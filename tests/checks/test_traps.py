@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import sinpe_ext as sinpe
 
@@ -255,3 +256,62 @@ def test_grid_coordinates_are_rows_then_columns(backend: str) -> None:
     ij = np.stack(np.meshgrid(np.arange(3), np.arange(4), indexing="ij"), -1)
     assert torch.equal(sinpe.encode(torch.from_numpy(ij), grid), sinpe.table(LATTICE, grid))
     assert torch.equal(sinpe.encode(sinpe.positions.grid(LATTICE), grid), sinpe.table(LATTICE, grid))
+
+
+def test_freed_arguments_draw_no_seed(backend: str) -> None:
+    """A call that raises does not advance the generator."""
+    x, positions, out = torch.zeros(2, 4, 8), torch.arange(8.0).view(2, 4), torch.zeros(2, 4, 8)
+    positions.untyped_storage().resize_(0)
+    out.untyped_storage().resize_(0)
+    before = torch.get_rng_state()
+    for arguments in ({"positions": positions}, {"out": out}):
+        with pytest.raises(RuntimeError, match="memory holds its elements"):
+            sinpe.add(x, sinpe.Encoding(8), dropout=0.5, **arguments)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_numbers_in_tensors_may_change(backend: str) -> None:
+    """What is cached by value does not keep the value of a tensor that is used as a number."""
+    encoding, grid = sinpe.Encoding(8), sinpe.GridEncoding((sinpe.Encoding(4), sinpe.Encoding(4)))
+    number, other = torch.tensor(1), torch.tensor(4)
+    for value in (1, 3, 0):
+        number.fill_(value)
+        want = sinpe.add(torch.zeros(1, 5, 8), encoding, extra_tokens=value)
+        assert torch.equal(sinpe.add(torch.zeros(1, 5, 8), encoding, extra_tokens=number), want)
+    for value in (-1, 1):
+        number.fill_(value)
+        want = sinpe.add(torch.zeros(1, 8, 8, 8), grid, channel_dim=value)
+        assert torch.equal(sinpe.add(torch.zeros(1, 8, 8, 8), grid, channel_dim=number), want)
+    for lengths in ((4, 4), (2, 8)):
+        number.fill_(lengths[0]), other.fill_(lengths[1])
+        want = sinpe.add(torch.zeros(1, 16, 8), grid, grid_shape=lengths)
+        assert torch.equal(sinpe.add(torch.zeros(1, 16, 8), grid, grid_shape=(number, other)), want)
+    for seq_dim in (0, 1):
+        number.fill_(seq_dim)
+        x, ids, weight = torch.zeros(3, 4, 8), torch.zeros(3, 4, dtype=torch.long), torch.ones(2, 8)
+        assert torch.equal(sinpe.add(x, encoding, seq_dim=number), sinpe.add(x, encoding, seq_dim=seq_dim))
+        assert torch.equal(sinpe.embed(ids, weight, seq_dim=number), sinpe.embed(ids, weight, seq_dim=seq_dim))
+
+
+def test_make_fx_before_dispatch_records_operators(backend: str) -> None:
+    encoding = sinpe.Encoding(8)
+    for call in (
+        lambda x: sinpe.add(x, encoding),
+        lambda x: sinpe.add(x, encoding, dropout=0.5, seed=1),
+        lambda x: sinpe.encode(x[0, :, 0], encoding),
+        lambda x: x + sinpe.table(3, encoding),
+    ):
+        graph = make_fx(call, pre_dispatch=True)(torch.ones(1, 3, 8))
+        assert "sinpe_ext" in graph.code and torch.equal(graph(torch.zeros(1, 3, 8)), call(torch.zeros(1, 3, 8)))
+
+
+def test_functional_tensors_reach_the_dispatcher(backend: str) -> None:
+    """The tensors of functionalization have no memory of their own, and no mode reports them."""
+    x, encoding = torch.ones(1, 3, 8), sinpe.Encoding(8)
+    torch._enable_functionalization(reapply_views=True)
+    try:
+        wrapped = sinpe.add(torch._to_functional_tensor(x), encoding)
+        torch._sync(wrapped)
+    finally:
+        torch._disable_functionalization()
+    assert torch.equal(torch._from_functional_tensor(wrapped), sinpe.add(x, encoding))

@@ -286,7 +286,14 @@ def test_storage_too_small_is_rejected(bytes_left: int) -> None:
         "x ": (lambda d: sinpe.add(shrunk(x(d, 1, 3, 4, D)), GRID),),
         "out": (
             lambda d: sinpe.add(x(d), out=shrunk(x(d))),
+            lambda d: sinpe.add(x(d), sinpe.Encoding(D, angle="float32_exp"), out=shrunk(x(d))),
+            lambda d: sinpe.add(x(d), extra_tokens=1, out=shrunk(x(d))),
             lambda d: sinpe.table(B * S, D, out=shrunk(x(d, B * S, D))),
+        ),
+        "out ": (lambda d: sinpe.add(x(d, 1, 3, 4, D), GRID, out=shrunk(x(d, 1, 4, 3, D).transpose(1, 2))),),
+        "positions ": (
+            lambda d: sinpe.encode(shrunk(whole(d, 2 * S)[::2]), D),
+            lambda d: sinpe.encode(shrunk(whole(d, 2 * S).double()[::2]).requires_grad_(), D),
         ),
         "positions": (
             lambda d: sinpe.add(x(d), positions=shrunk(whole(d, S))),

@@ -7,7 +7,7 @@ import io
 import math
 import pickle
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -93,13 +93,50 @@ def test_without_dtype_the_result_follows_model_casts(backend: str) -> None:
     assert model.half().float()(T).dtype == torch.float32
     assert model.to("cpu")[0](T).dtype == torch.float32 and model.to("meta")[0](T).dtype == torch.float32
     assert torch.equal(model.half()[0](T), sinpe.encode(T, model[0].encoding, dtype=torch.float16))
-    with pytest.raises(RuntimeError, match="dtype"):  # the error that follows without it
-        nn.Sequential(TimestepEncoding(D), nn.Linear(D, 3)).half()(T)
     torch.set_default_dtype(torch.float64)
     try:
-        assert TimestepEncoding(D, dtype=None)(T).dtype == torch.float64 and TimestepEncoding(D)(T).dtype == T.dtype
+        assert TimestepEncoding(D)(T).dtype == torch.float64
+        assert TimestepEncoding(D, dtype=torch.float32)(T).dtype == torch.float32
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+CASTS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "half": lambda model: model.half(),
+    "bfloat16": lambda model: model.bfloat16(),
+    "double": lambda model: model.double(),
+    "to(dtype)": lambda model: model.to(torch.bfloat16),
+    "to(device, dtype)": lambda model: model.to("cpu", torch.float16),
+    "to(tensor)": lambda model: model.to(torch.ones((), dtype=torch.float64)),
+    "there and back": lambda model: model.half().float(),
+    "a copy": lambda model: copy.deepcopy(model.half()),
+    "a pickle": lambda model: pickle.loads(pickle.dumps(model.half())),
+    "meta, to_empty": lambda model: model.half().to("meta").to_empty(device="cpu"),
+    "compiled": lambda model: torch.compile(model.bfloat16(), fullgraph=True, backend="aot_eager"),
+    "compiled before": lambda model: torch.compile(model, fullgraph=True, backend="aot_eager").bfloat16(),
+    "exported": lambda model: torch.export.export(model.half(), (T,)).module(),
+}
+
+
+@pytest.mark.parametrize("cast", CASTS)
+def test_every_cast_of_a_model(cast: str, backend: str) -> None:
+    """By default the layer follows its model, so that a Linear layer accepts its result; the encoding stays exact."""
+    model = nn.Sequential(TimestepEncoding(32), nn.Linear(32, 8))
+    names, exact = list(model.state_dict()), model[0].encoding
+    cast_model = CASTS[cast](model)
+    weight = next(iter(cast_model.state_dict().values()))
+    assert cast_model(T).dtype == weight.dtype and names == ["1.weight", "1.bias"]
+    if cast in ("half", "bfloat16", "double", "there and back"):
+        assert torch.equal(model[0](T), sinpe.encode(T, exact, dtype=weight.dtype))
+
+
+def test_layers_with_data_follow_it() -> None:
+    """The other layers' results have the dtype of weight, or of x."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        tokens = nn.Sequential(sinpe.SinusoidalEmbedding(9, D, learned_alpha=True), nn.Linear(D, 3)).to(dtype).eval()
+        assert tokens(torch.tensor([[1, 2]])).dtype == dtype
+        rows = nn.Sequential(sinpe.SinusoidalPositionalEncoding(D, learned_alpha=True), nn.Linear(D, 3)).to(dtype)
+        assert rows.eval()(torch.ones(1, 2, D, dtype=dtype)).dtype == dtype
 
 
 @pytest.fixture
