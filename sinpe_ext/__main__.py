@@ -112,7 +112,7 @@ def need_torch() -> None:
     try:
         import torch  # noqa: F401
     except ImportError as error:
-        raise UsageError(f"torch: expected it to be installed, got {error}; run `pip install torch`") from None
+        raise UsageError(f"this command requires torch ({error}); run `pip install torch`") from None
 
 
 def demo(options: argparse.Namespace) -> int:

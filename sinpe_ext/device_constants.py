@@ -53,8 +53,8 @@ def _new(key: Any, device: torch.device, make: Callable[[], Tensor], note: Calla
         return on_device(key, torch.device("cuda", torch.cuda.current_device()), make, note)
     if _is_capturing(device):
         raise RuntimeError(
-            f"encoding: expected to be used once on {device} before a graph is captured, got its first use inside of "
-            "the capture, where its constants cannot be copied there; make the same call once before, as a warm-up"
+            f"encoding: run one warm-up call on {device} before CUDA graph capture, got the first use during the "
+            "capture, when its constants cannot be copied to the device"
         )
     if len(_copies) >= MAX_COPIES:
         dropped = list(_copies)[: MAX_COPIES // 2]

@@ -254,7 +254,7 @@ def position_array(value: Any) -> NDArray[Any]:
     if found.dtype == np.float16:
         raise TypeError(
             "positions: expected integers or float32/float64, got float16; "
-            "float16 cannot hold integers above 2048 exactly, pass int64 positions"
+            "float16 cannot hold integers above 2048 exactly, pass int64 positions, or float32 for fractional ones"
         )
     if kind == "f" and found.dtype.itemsize in (4, 8):
         return found.astype(found.dtype.newbyteorder("="), copy=False)

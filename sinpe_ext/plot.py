@@ -260,9 +260,7 @@ def matplotlib_installed() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise ImportError(
-            f"matplotlib: expected it to be installed, got {error}; run `pip install matplotlib`"
-        ) from error
+        raise ImportError(f"plotting requires matplotlib ({error}); run `pip install matplotlib`") from error
 
 
 def drawn_into(ax: Axes | None) -> Axes:

@@ -70,6 +70,13 @@ def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
     return sequence_positions(ends, rows)
 
 
+def _size(name: str, value: Any, low: int, high: int, advice: str) -> int:
+    """`integer` for a number that may be a symbolic size of a graph, which stays symbolic."""
+    if torch.compiler.is_compiling() and isinstance(value, torch.SymInt):
+        return value
+    return integer(name, value, low, high, advice)
+
+
 def relative(length: int, *, device: torch.device | str | None = None) -> Tensor:
     """Returns the distances length - 1, ..., 1, 0, -1, ..., -(length - 1) for relative attention, as in Transformer-XL.
 
@@ -88,7 +95,7 @@ def relative(length: int, *, device: torch.device | str | None = None) -> Tensor
     Source:
         Dai et al. 2019, "Transformer-XL", section 3.3.
     """
-    length = integer("length", length, 1, INT64_MAX // 2, "pass the number of tokens")
+    length = _size("length", length, 1, INT64_MAX // 2, "pass the number of tokens")
     return torch.arange(length - 1, -length, -1, device=device)
 
 
@@ -99,6 +106,12 @@ def from_padding_mask(mask: Tensor) -> Tensor:
 
         positions = attention_mask.long().cumsum(-1) - 1                      # attention_mask = ~mask
         positions.masked_fill(attention_mask == 0, 0)
+
+    Explicit positions are absolute: the `start` of an encoding is not added. For a convention that has one, such as
+    "fairseq" or "musicgen"::
+
+        encoding = sinpe.convention("fairseq", x.shape[-1])
+        sinpe.add(x, encoding, positions=from_padding_mask(mask) + encoding.start, padding_mask=mask)
 
     Args:
         mask: (B, S) or (S,), bool; True marks padding, as in `padding_mask` of `add`.
@@ -146,7 +159,7 @@ def from_padding_idx(ids: Tensor, padding_idx: int, *, past: int | Tensor = 0) -
     if isinstance(past, Tensor):
         earlier: int | Tensor = _past(past, ids)
     else:
-        earlier = integer("past", past, 0, INT64_MAX, "pass the number of earlier tokens")
+        earlier = _size("past", past, 0, INT64_MAX, "pass the number of earlier tokens")
     mask = ids == padding_idx
     tokens = (~mask).long()
     return (tokens.cumsum(-1) + earlier) * tokens + padding_idx, mask

@@ -251,10 +251,10 @@ def _refuse_decimals(fields: dict[str, Any]) -> None:
 def unknown_field(name: str, known: Iterable[str]) -> str:
     """The error message for a field that Encoding does not have, with a suggestion."""
     if name in _HINTS:
-        return f"{name}: expected a field of Encoding, got a name it lacks; use {_HINTS[name]}"
+        return f"{name}: not a field of Encoding; use {_HINTS[name]}"
     close = misspelled(name, tuple(known))
     advice = f"did you mean {close}?" if close else f"the fields are {', '.join(known)}"
-    return f"{name}: expected a field of Encoding, got a name it lacks; {advice}"
+    return f"{name}: not a field of Encoding; {advice}"
 
 
 def _short(value: Any) -> str:

@@ -141,8 +141,8 @@ class GridEncoding:
         for name in fields:
             if name not in current:
                 raise TypeError(
-                    f"{name}: expected a field of GridEncoding ({', '.join(current)}), got a name it lacks; the axes' "
-                    "own fields are changed by with_axes"
+                    f"{name}: not a field of GridEncoding, whose fields are {', '.join(current)}; with_axes changes "
+                    "the fields of its axes"
                 )
         return GridEncoding(**{**current, **fields})
 

@@ -184,8 +184,8 @@ def swap(
     left = [entry for entry in report.left if entry.reason != swapping.ALREADY]
     if strict and left:
         raise ValueError(
-            f"model: expected every sinusoidal module to be served, got {len(left)} that are not; pass strict=False, "
-            "or name them in skip\n" + "\n".join(map(str, left))
+            f"model: expected every sinusoidal module to be replaceable, got {len(left)} that are not; pass "
+            "strict=False, or name them in skip\n" + "\n".join(map(str, left))
         )
     if not dry_run:
         for plan in plans:

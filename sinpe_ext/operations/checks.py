@@ -97,7 +97,7 @@ def positions(value: Any, *, allow_16bit: bool | None = None) -> Tensor:
             other += "; fully_shard casts float inputs so, unless MixedPrecisionPolicy has cast_forward_inputs=False"
         raise TypeError(
             f"positions: expected an integer dtype, float32 or float64, got {dtype}; {str(dtype)[6:]} cannot hold "
-            f"integers above {largest} exactly, pass int64 positions{other}"
+            f"integers above {largest} exactly, pass int64 positions, or float32 for fractional ones{other}"
         )
     if dtype in (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32):
         return value.long()
@@ -239,7 +239,7 @@ def start_beside_positions(value: Any) -> None:
     """Raises ValueError unless `start` is 0, as it must be if positions are given."""
     if not isinstance(value, int) or value != 0:
         raise ValueError(
-            "start: expected 0 together with positions, which are final, got "
+            "start: expected 0 together with positions, which are absolute, got "
             f"{value if isinstance(value, int) else type(value).__name__}; add it to positions"
         )
 
@@ -511,10 +511,7 @@ def _check_starts(value: Tensor, firsts: Sequence[int], sizes: Sequence[int]) ->
 def grid_positions(value: Any, axes: int, shapes: Shapes, x: Tensor) -> Tensor:
     """Checks the coordinates of a grid's points, of shape (*one of `shapes`, axes); returns (1 or B, S, axes)."""
     value = positions(value)
-    if value.device != x.device:
-        raise RuntimeError(
-            f"positions: expected the device of x, {x.device}, got {value.device}; move it with positions.to(x.device)"
-        )
+    same_device("positions", value, x)
     wanted, given = [(*shape, axes) for shape, _ in shapes], tuple(value.shape)
     sampled = _sampled(given[:-1], shapes) if given and given[-1] == axes else None
     if sampled is None:
@@ -528,10 +525,7 @@ def grid_positions(value: Any, axes: int, shapes: Shapes, x: Tensor) -> Tensor:
 def grid_padding_mask(value: Any, shapes: Shapes, x: Tensor) -> Tensor:
     """Checks a bool mask of a grid's points, True = padding, of one of `shapes`; returns (1 or B, S)."""
     bool_mask(value)
-    if value.device != x.device:
-        raise RuntimeError(
-            f"padding_mask: expected the device of x, {x.device}, got {value.device}; move it with .to(x.device)"
-        )
+    same_device("padding_mask", value, x)
     given = tuple(value.shape)
     sampled = _sampled(given, shapes)
     if sampled is None:

@@ -133,7 +133,7 @@ def decoded(packed_plan: Tensor) -> Plan:
 def _unpacked(packed: tuple[int, ...]) -> Plan:
     """The inverse of `Plan.packed`, whose layout `encodings/plan.py` describes."""
     if len(packed) < HEADER_WORDS or packed[:2] != (MAGIC, len(packed)):
-        raise RuntimeError("plan: expected the words of a frequency plan, got others; pass that of pack_plan(...)")
+        raise RuntimeError("plan: expected a packed plan tensor, got other values; pass that of pack_plan(...)")
     _, _, dim, n0, n1, flags, amplitude, n_osc, start = packed[:9]
     columns = [packed[HEADER_WORDS + k * n_osc :][:n_osc] for k in range(ARRAYS)]
     high, low, whole, turns_hi, turns_lo = columns

@@ -38,7 +38,7 @@ def decoded(values: Tensor, packed_grid: Tensor) -> Tensor:
     """The encoding of the whole grid, unpacked: (points, dim), or (dim, points) if the grid is channels first."""
     numbers = packed_grid.tolist()
     if len(numbers) < HEADER_WORDS or numbers[:2] != [MAGIC, len(numbers)] or numbers[6] != values.numel():
-        raise RuntimeError("grid: expected the words of a grid, got others; pass grid_rows.pack_grid(...)")
+        raise RuntimeError("grid: expected a packed grid tensor, got other values; pass grid_rows.pack_grid(...)")
     by_channels, axes, count, dim = bool(numbers[2]), numbers[3], numbers[4], numbers[5]
     lengths = numbers[HEADER_WORDS : HEADER_WORDS + axes]
     channels_at = 0 if by_channels else axes

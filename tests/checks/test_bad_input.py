@@ -107,12 +107,12 @@ ADD: dict[str, Case] = {
     "positions, start": (
         add(positions=lambda d: whole(d, S), start=3),
         ValueError,
-        "start: expected 0 together with positions, which are final, got 3; add it to positions",
+        "start: expected 0 together with positions, which are absolute, got 3; add it to positions",
     ),
     "positions, starts": (
         add(positions=lambda d: whole(d, S), start=lambda d: whole(d, B)),
         ValueError,
-        "start: expected 0 together with positions, which are final, got Tensor; add it",
+        "start: expected 0 together with positions, which are absolute, got Tensor; add it",
     ),
     "start float": (add(start=1.0), TypeError, "start: expected int, got float; pass the int64 position of the first"),
     "start bool": (add(start=True), TypeError, "start: expected int, got bool"),
@@ -223,7 +223,7 @@ ENCODE: dict[str, Case] = {
     "positions half": (
         encode(lambda d: x(d).half()),
         TypeError,
-        "positions: .* pass int64 positions, or allow_16bit=True to take",
+        "positions: .* pass int64 positions, or float32 for fractional ones, or allow_16bit=True to take",
     ),
     "encoding bool": (encode(lambda d: whole(d, 3), True), TypeError, "encoding: expected .* got bool"),
     "encoding name": (encode(lambda d: whole(d, 3), "paper"), TypeError, "encoding: .* no dim to go with it"),

@@ -78,7 +78,7 @@ def test_ctranslate2_counts_from_1(backend: str) -> None:
     encoding = sinpe.convention("ctranslate2", 8)
     assert torch.equal(sinpe.table(5, encoding), rows[1:])
     assert torch.equal(sinpe.table(2, encoding, start=3), rows[4:6])  # step 3 of decoding
-    # Explicit positions are final.
+    # Explicit positions are absolute.
     assert torch.equal(sinpe.encode(torch.arange(6), encoding), rows)
 
 

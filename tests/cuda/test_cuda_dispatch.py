@@ -361,7 +361,7 @@ def test_constants_are_copied_once_and_not_during_capture(monkeypatch: pytest.Mo
     assert constant(0) is first and made == [0]
     monkeypatch.setattr(device_constants, "_is_capturing", lambda device: True)
     assert constant(0) is first and list(device_constants._captured.values()) == [first]
-    with pytest.raises(RuntimeError, match="encoding: expected to be used once on cpu:0 before a graph is captured"):
+    with pytest.raises(RuntimeError, match="encoding: run one warm-up call on cpu:0 before CUDA graph capture"):
         constant(1)
     monkeypatch.setattr(device_constants, "_is_capturing", lambda device: False)
     for key in range(1, 9):

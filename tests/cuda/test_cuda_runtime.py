@@ -202,7 +202,7 @@ def test_replay_reads_new_values_and_draws_a_new_mask(cuda: torch.device) -> Non
 def test_first_use_during_capture_raises_with_a_remedy(cuda: torch.device) -> None:  # noqa: F811
     x, encoding = torch.ones(2, 3, 8, device=cuda), sinpe.Encoding(8, base=31.25)
     graph = torch.cuda.CUDAGraph()
-    with pytest.raises(RuntimeError, match="encoding: expected to be used once on cuda:0 before a graph is captured"):
+    with pytest.raises(RuntimeError, match="encoding: run one warm-up call on cuda:0 before CUDA graph capture"):
         with torch.cuda.graph(graph):
             sinpe.add(x, encoding)
     del graph

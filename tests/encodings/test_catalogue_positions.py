@@ -170,7 +170,7 @@ def test_16_bit_positions_are_rejected(dtype: torch.dtype, largest: int) -> None
     )
     check_error(
         TypeError,
-        f"{expected}, or allow_16bit=True to take the stored values",
+        f"{expected}, or float32 for fractional ones, or allow_16bit=True to take the stored values",
         lambda d: sinpe.encode(p.to(d), D),
         lambda d: sinpe.encode(p.to(d).view(S, 1).expand(S, 2), GRID),
     )

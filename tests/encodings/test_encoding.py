@@ -274,7 +274,7 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"frequencies": (1, 2, 3, 1e30)}, ValueError, "frequencies: expected frequencies below 2**62"),
     ({"frequencies": "1234"}, TypeError, "frequencies: expected a sequence of numbers"),
     ({"frequencies": 3.0}, TypeError, "frequencies: expected a sequence of numbers"),
-    ({"theta": 1e4}, TypeError, "theta: expected a field of Encoding, got a name it lacks; use base="),
+    ({"theta": 1e4}, TypeError, "theta: not a field of Encoding; use base="),
     ({"temperature": 1e4}, TypeError, "use base="),
     ({"max_period": 1e4}, TypeError, "use base="),
     ({"downscale_freq_shift": 1}, TypeError, "use shift="),

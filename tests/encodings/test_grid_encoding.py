@@ -144,7 +144,7 @@ ERRORS = [
     (lambda: GridEncoding((Encoding(4),) * 2, arrangement="grouped"), ValueError, "4 interleaved"),
     (lambda: GridEncoding((Encoding(4), Encoding(2)), arrangement="interleaved"), ValueError, "one dim"),
     (lambda: GridEncoding((HALVES,), dim=0), ValueError, "dim: expected an int in 1"),
-    (lambda: GridEncoding((HALVES,)).replace(base=3), TypeError, "base: expected a field of GridEncoding"),
+    (lambda: GridEncoding((HALVES,)).replace(base=3), TypeError, "base: not a field of GridEncoding"),
     (lambda: GridEncoding((HALVES,)).with_axes(temperature=3), TypeError, "base=..."),
     (lambda: GridEncoding((HALVES,)).with_axes(base=(1, 2)), ValueError, "base: expected one value, or 1"),
     (lambda: convention("mae2d", 8).interpolated((3,)), ValueError, "lengths: expected 2"),
@@ -159,7 +159,7 @@ ERRORS = [
     (lambda: convention("fairseq2_3d", 6), ValueError, "library would write past its table for; pass 8"),
     (lambda: convention("fairseq2_3d", 7), ValueError, "got 7, which the library refuses; pass 8"),
     (lambda: convention("nerf", 10, axes=3), ValueError, "dim: expected a multiple of 6 for nerf of 3 coordinates"),
-    (lambda: convention("paper", 10, axes=3), TypeError, "axes: expected a field of Encoding"),
+    (lambda: convention("paper", 10, axes=3), TypeError, "axes: not a field of Encoding"),
 ]
 
 

@@ -308,7 +308,7 @@ def test_plan_cache_is_bounded() -> None:
 @pytest.mark.parametrize("words", [[1, 2, 3], [0] * 40, [*packed_plan.pack_plan(ENCODING).tolist(), 0]])
 def test_invalid_packed_plan_is_rejected(words: list[int]) -> None:
     given = torch.tensor(words)
-    with pytest.raises(RuntimeError, match="plan: expected the words of a frequency plan, got others; pass"):
+    with pytest.raises(RuntimeError, match="plan: expected a packed plan tensor, got other values; pass"):
         packed_plan.decoded(given)
     with pytest.raises(RuntimeError, match="plan: "):
         op("table")(given, 0, S, D, torch.float32)

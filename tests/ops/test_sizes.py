@@ -1,0 +1,89 @@
+"""Sizes, lengths and starts that are symbolic in a graph stay so: one graph serves every length."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sinpe_ext as sinpe
+
+D = 16
+ENCODING = sinpe.Encoding(D)
+GRID = sinpe.convention("mae2d", D)
+WEIGHT = torch.randn(9, D, generator=torch.Generator().manual_seed(1))
+
+
+def ids_of(x: Tensor) -> Tensor:
+    return (x[..., 0] * 0).long() + 3
+
+
+# Each call takes x of shape (1, T, D) and uses T as a size, a length or a start.
+CALLS: dict[str, Callable[[Tensor], Any]] = {
+    "positions.relative": lambda x: sinpe.encode(sinpe.positions.relative(x.size(1)), D),
+    "positions.relative of a cache": lambda x: sinpe.positions.relative(x.size(1) + 7),
+    "positions.from_padding_idx, past": lambda x: sinpe.positions.from_padding_idx(ids_of(x), 1, past=x.size(1))[0],
+    "positions.packed, total": lambda x: sinpe.positions.packed(torch.tensor([0, 2]), total=x.size(1)),
+    "positions.grid": lambda x: sinpe.positions.grid((x.size(1), 3)),
+    "positions.grid, start": lambda x: sinpe.positions.grid((2, 3), start=x.size(1)),
+    "table, length": lambda x: sinpe.table(x.size(1), ENCODING),
+    "table, twice the length": lambda x: sinpe.table(2 * x.size(1) - 1, ENCODING, start=1 - x.size(1)),
+    "table, start": lambda x: sinpe.table(4, ENCODING, start=x.size(1)),
+    "table of a grid": lambda x: sinpe.table((x.size(1), 3), GRID),
+    "table of a grid, start": lambda x: sinpe.table((2, 3), GRID, start=(x.size(1), 1)),
+    "table, extra_tokens": lambda x: sinpe.table(4, ENCODING, extra_tokens=x.size(1)),
+    "add": lambda x: sinpe.add(x, ENCODING),
+    "add, start": lambda x: sinpe.add(x, ENCODING, start=x.size(1)),
+    "add, dropout, start": lambda x: sinpe.add(x, ENCODING, start=x.size(1), dropout=0.5, seed=1),
+    "add, sequence first": lambda x: sinpe.add(x.transpose(0, 1), ENCODING, seq_dim=0),
+    "add of a grid": lambda x: sinpe.add(x.unsqueeze(1).expand(1, 3, -1, D), GRID),
+    "add, grid_shape": lambda x: sinpe.add(x, GRID, grid_shape=(1, x.size(1))),
+    "embed": lambda x: sinpe.embed(ids_of(x), WEIGHT, ENCODING),
+    "embed, start": lambda x: sinpe.embed(ids_of(x), WEIGHT, ENCODING, start=x.size(1)),
+    "embed, dropout, start": lambda x: sinpe.embed(ids_of(x), WEIGHT, ENCODING, start=x.size(1), dropout=0.5, seed=1),
+}
+
+
+class Module(nn.Module):
+    def __init__(self, call: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, x: Tensor) -> Any:
+        return x + 0, self.call(x)
+
+
+def check(run: Callable[[Tensor], Any], call: Callable[[Tensor], Any]) -> None:
+    for length in (5, 6, 11):
+        x = torch.randn(1, length, D, generator=torch.Generator().manual_seed(length))
+        assert torch.equal(run(x)[1], call(x)), length
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_export_keeps_sizes(name: str, strict: bool) -> None:
+    size = torch.export.Dim("T", min=2, max=9999)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(
+            Module(CALLS[name]), (torch.randn(1, 5, D),), dynamic_shapes=({1: size},), strict=strict
+        )
+    check(program.module(), CALLS[name])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_compiled_graph_serves_every_size(name: str) -> None:
+    torch._dynamo.reset()
+    graphs: list[Any] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(Module(CALLS[name]), backend=backend, dynamic=True, fullgraph=True)
+    check(compiled, CALLS[name])
+    assert len(graphs) == 1
