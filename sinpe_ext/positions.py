@@ -70,7 +70,7 @@ def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
     return sequence_positions(ends, rows)
 
 
-def _size(name: str, value: Any, low: int, high: int, advice: str) -> int:
+def _size(name: str, value: Any, low: int, high: int, advice: str) -> Any:
     """`integer` for a number that may be a symbolic size of a graph, which stays symbolic."""
     if torch.compiler.is_compiling() and isinstance(value, torch.SymInt):
         return value

@@ -66,10 +66,10 @@ struct Span {
 // False if the drop threshold is invalid, a stride of the RNG offsets is negative, or an RNG offset relative to the
 // base does not fit int64.
 inline bool valid_dropout(const sinpe_dropout_arguments& a, const int64_t* sizes, int rank) {
-  if (a.drop < 0 || a.drop > kDropAll) return false;
+  if (a.drop_threshold < 0 || a.drop_threshold > kDropAll) return false;
   int64_t last = 0, reach;  // relative to the base, which is unsigned and may wrap
-  for (int d = 0; a.elements != nullptr && d < rank; ++d) {
-    const int64_t step = a.elements[1 + d];
+  for (int d = 0; a.rng_offsets != nullptr && d < rank; ++d) {
+    const int64_t step = a.rng_offsets[1 + d];
     if (step < 0 || __builtin_mul_overflow(step, sizes[d], &reach) || __builtin_add_overflow(last, reach, &last)) {
       return false;
     }
@@ -83,9 +83,9 @@ struct RngOffsets {
   int64_t strides[SINPE_MAX_RANK] = {};
 
   RngOffsets(const sinpe_dropout_arguments& a, const int64_t* sizes, int rank) {
-    if (a.elements != nullptr) {
-      base = static_cast<uint64_t>(a.elements[0]);
-      for (int d = 0; d < rank; ++d) strides[d] = a.elements[1 + d];
+    if (a.rng_offsets != nullptr) {
+      base = static_cast<uint64_t>(a.rng_offsets[0]);
+      for (int d = 0; d < rank; ++d) strides[d] = a.rng_offsets[1 + d];
       return;
     }
     int64_t step = 1;
@@ -99,7 +99,7 @@ struct RngOffsets {
 // The dropout parameters of a kernel call. `step` is the difference between the RNG offsets of neighbouring elements of
 // a row.
 inline Dropout dropout_of(const sinpe_dropout_arguments& a, int64_t step) {
-  const uint32_t drop_threshold = static_cast<uint32_t>(a.drop);
+  const uint32_t drop_threshold = static_cast<uint32_t>(a.drop_threshold);
   return {static_cast<uint64_t>(a.seed), static_cast<uint64_t>(step), drop_threshold, dropout_scale(drop_threshold)};
 }
 
@@ -110,7 +110,7 @@ struct Merged {
   int64_t sizes[SINPE_MAX_RANK], x[SINPE_MAX_RANK], out[SINPE_MAX_RANK], rng_offsets[SINPE_MAX_RANK];
 
   Merged(const sinpe_add_arguments& a, const RngOffsets& offsets) {
-    const bool has_dropout = a.dropout.drop != 0;
+    const bool has_dropout = a.dropout.drop_threshold != 0;
     for (int d = 0; d < a.rank; ++d) {
       const int64_t size = a.sizes[d], step = has_dropout ? offsets.strides[d] : 0;
       if (size == 1) continue;
@@ -178,7 +178,7 @@ inline bool has_no_overlap(const Span& written, const int64_t* packed_plan, int6
   const Shape shape(a);
   const int64_t rows[] = {shape.batch, shape.rows}, starts[] = {shape.batch, 1};
   return !written.overlaps(Span(packed_plan, n_words, 8)) &&
-         !written.overlaps(Span(a.dropout.elements, 1 + a.rank, 8)) &&
+         !written.overlaps(Span(a.dropout.rng_offsets, 1 + a.rank, 8)) &&
          !written.overlaps(Span(reads_positions ? a.positions : nullptr, a.positions_are_starts != 0 ? starts : rows,
                                 a.position_strides, 2, size_of(a.position_dtype))) &&
          !written.overlaps(Span(a.padding_mask, rows, a.mask_strides, 2, 1));

@@ -94,8 +94,9 @@ struct Parts {
   Parts(const Grid& grid, const sinpe_add_arguments& arguments) : a(arguments) {
     const int row = a.rank - 2, column = a.rank - 1;
     const auto follow = [&](const int64_t* strides) { return strides[row] == a.sizes[column] * strides[column]; };
-    const bool has_rng_offsets = a.dropout.elements != nullptr;
-    if (!follow(a.x_strides) || !follow(a.out_strides) || (has_rng_offsets && !follow(a.dropout.elements + 1))) return;
+    const bool has_rng_offsets = a.dropout.rng_offsets != nullptr;
+    if (!follow(a.x_strides) || !follow(a.out_strides) || (has_rng_offsets && !follow(a.dropout.rng_offsets + 1)))
+      return;
     int axis = 0;
     while (axis + 1 < grid.n_axes && grid.inner[axis] > kTileValues) ++axis;
     const int64_t width = grid.inner[axis];
@@ -105,9 +106,9 @@ struct Parts {
     a.x_strides[row] = width * a.x_strides[column];
     a.out_strides[row] = width * a.out_strides[column];
     if (!has_rng_offsets) return;
-    std::copy(a.dropout.elements, a.dropout.elements + 1 + a.rank, rng_offsets);
+    std::copy(a.dropout.rng_offsets, a.dropout.rng_offsets + 1 + a.rank, rng_offsets);
     rng_offsets[1 + row] = width * rng_offsets[1 + column];
-    a.dropout.elements = rng_offsets;
+    a.dropout.rng_offsets = rng_offsets;
   }
 };
 

@@ -64,7 +64,7 @@ extern "C" sinpe_status sinpe_dropout(const sinpe_add_arguments* a) {
   if (product(a->sizes, a->rank) == 0) return SINPE_OK;
   if (a->x == nullptr || a->out == nullptr) return SINPE_BAD_ARGUMENT;
   const Span written(a->out, a->sizes, a->out_strides, a->rank, size_of(a->dtype));
-  if (written.overlaps(Span(a->dropout.elements, 1 + a->rank, 8))) return SINPE_BAD_ARGUMENT;
+  if (written.overlaps(Span(a->dropout.rng_offsets, 1 + a->rank, 8))) return SINPE_BAD_ARGUMENT;
   return catch_out_of_memory(
       [&] { return with_type(a->dtype, [&](auto type) { return dropout<decltype(type)>(*a); }); });
 }

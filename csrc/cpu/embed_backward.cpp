@@ -97,7 +97,7 @@ class RowSums {
         rng_offset_at_(a, rng_offsets.strides),
         dim_(a.sizes[a.rank - 1]),
         channel_(a.grad_strides[a.rank - 1]),
-        factor_(static_cast<Real>(a.dropout.drop != 0 ? a.scale * dropout_.scale : a.scale)),
+        factor_(static_cast<Real>(a.dropout.drop_threshold != 0 ? a.scale * dropout_.scale : a.scale)),
         width_(width),
         zeros_(static_cast<size_t>(width)),
         sums_(static_cast<size_t>(width * tree_levels(tokens.largest()))),
@@ -109,7 +109,7 @@ class RowSums {
     for (; row < last; ++row) {
       T* out = rows + row * dim_ + c;
       ahead.until(out + n);
-      if (tokens_.count(row) == 0 || a_.dropout.drop == kDropAll) {
+      if (tokens_.count(row) == 0 || a_.dropout.drop_threshold == kDropAll) {
         // Not memset, whose string instruction restarts at each page fault of new memory.
         elementwise<T>().round(zeros_.data(), Real{1}, out, n);
         continue;
@@ -210,7 +210,7 @@ extern "C" sinpe_status sinpe_embed_backward(sinpe_embed_backward_arguments* a) 
   if (a->out == nullptr || (count > 0 && a->grad == nullptr) ||
       written.overlaps(Span(a->ids, a->sizes, a->id_strides, a->rank - 1, 8)) ||
       written.overlaps(Span(a->grad, a->sizes, a->grad_strides, a->rank, item)) ||
-      written.overlaps(Span(a->dropout.elements, 1 + a->rank, 8))) {
+      written.overlaps(Span(a->dropout.rng_offsets, 1 + a->rank, 8))) {
     return SINPE_BAD_ARGUMENT;
   }
   return catch_out_of_memory(

@@ -16,7 +16,7 @@ class TileDots {
         padding_(a, shape),
         rng_offsets_(a.dropout, a.sizes, a.rank),
         dropout_(dropout_of(a.dropout, rng_offsets_.strides[a.rank - 1])),
-        dropout_scale_(a.dropout.drop != 0 ? dropout_.scale : 1.0),
+        dropout_scale_(a.dropout.drop_threshold != 0 ? dropout_.scale : 1.0),
         row_(a.x_strides[a.rank - 2]),
         channel_(a.x_strides[a.rank - 1]) {
     if (shape.dim > 1 && channel_ != 1) gathered_.resize(static_cast<size_t>(shape.dim));

@@ -31,7 +31,8 @@ class TileAdder {
     const bool dense = shape.dim == 1 || (x_channel_ == 1 && out_channel_ == 1);
     const bool rows_follow = rng_offset_row_ == shape.dim * rng_offsets_.strides[a.rank - 1];
     can_stream_ = dense && a.padding_mask == nullptr;
-    whole_tile_ = can_stream_ && x_row_ == shape.dim && out_row_ == shape.dim && (a.dropout.drop == 0 || rows_follow);
+    whole_tile_ =
+        can_stream_ && x_row_ == shape.dim && out_row_ == shape.dim && (a.dropout.drop_threshold == 0 || rows_follow);
     if (!dense) gathered_.resize(static_cast<size_t>(2 * shape.dim));
   }
 

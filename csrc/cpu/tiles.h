@@ -161,7 +161,7 @@ sinpe_status for_each_row_tile(const Shape& shape, int64_t groups, int64_t tile,
 // and tiles need less of it.
 template <class T>
 bool is_worth_streaming(const sinpe_add_arguments& a) {
-  return a.dropout.drop == 0 || (sizeof(T) == 4 && row_kernels().lanes > 2);
+  return a.dropout.drop_threshold == 0 || (sizeof(T) == 4 && row_kernels().lanes > 2);
 }
 
 // For work functions that can provide StreamedRows: rows of the encoding that are used by one slice only do not need a

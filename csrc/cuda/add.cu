@@ -12,7 +12,7 @@ bool flatten(const sinpe_add_arguments& a, sinpe_add_arguments* flat) {
   const Shape shape(a);
   const bool steps = a.positions_are_starts != 0 && shape.rows > 1;
   const bool shares = shape.middle > 1 || (shape.batch > 1 && (a.positions == nullptr || a.position_strides[0] == 0));
-  if (steps || shares || a.dropout.drop != 0 || a.padding_mask != nullptr) return false;
+  if (steps || shares || a.dropout.drop_threshold != 0 || a.padding_mask != nullptr) return false;
   const int last = a.rank - 1, row = a.rank - 2;
   *flat = rows_alone(shape.batch * shape.rows, shape.dim, a.dtype, a.out, a.out_strides[row]);
   flat->x = a.x;

@@ -44,7 +44,7 @@ inline Data data_of(const sinpe_add_arguments& a, const DeviceScalars& scalars) 
   s.alpha = a.alpha;
   s.scalars = scalars;
   s.seed = static_cast<uint64_t>(a.dropout.seed);
-  const uint32_t drop = static_cast<uint32_t>(a.dropout.drop);
+  const uint32_t drop = static_cast<uint32_t>(a.dropout.drop_threshold);
   s.drop_limit = drop_limit(drop);
   s.dropout_scale = dropout_scale(drop);
   return s;
@@ -161,14 +161,14 @@ sinpe_status launch_few(const DevicePlan& plan, const sinpe_add_arguments& a, Da
   s.slices = shape.batch * shape.middle;
   const int64_t threads = (shape.dim + 1) / 2, items = s.slices * shape.rows * threads;
   return launch(Body{plan, positions_of(a), s, Divisor(static_cast<uint32_t>(threads)),
-                     Divisor(static_cast<uint32_t>(shape.rows)), a.dropout.drop != 0},
+                     Divisor(static_cast<uint32_t>(shape.rows)), a.dropout.drop_threshold != 0},
                 (items + Body::kThreads - 1) / Body::kThreads, stream);
 }
 
 template <class T, class Arithmetic, Source kSource>
 sinpe_status choose_dropout(const DevicePlan& plan, const typename TileRows<Arithmetic>::Operand& positions,
                             const sinpe_add_arguments& a, const Data& s, Stream stream) {
-  if (a.dropout.drop != 0) return launch_apply<T, Arithmetic, kSource, true>(plan, positions, a, s, stream);
+  if (a.dropout.drop_threshold != 0) return launch_apply<T, Arithmetic, kSource, true>(plan, positions, a, s, stream);
   return launch_apply<T, Arithmetic, kSource, false>(plan, positions, a, s, stream);
 }
 

@@ -49,7 +49,7 @@ sinpe_add_arguments merged(const sinpe_add_arguments& a, int64_t* rng_offsets) {
     b.sizes[1] = 1;
     b.sizes[2] = width;
   }
-  b.dropout.elements = rng_offsets;
+  b.dropout.rng_offsets = rng_offsets;
   b.positions = nullptr;
   b.positions_are_starts = 0;
   b.padding_mask = nullptr;

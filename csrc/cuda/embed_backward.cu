@@ -279,7 +279,7 @@ sinpe_status launch_level(const sinpe_embed_backward_arguments& a, const SortedI
   body.even = tokens_are_even(a.sizes, a.grad_strides, dims) && tokens_are_even(a.sizes, rng_offsets.strides, dims);
   body.first_rng_offset = rng_offsets.base;
   body.seed = static_cast<uint64_t>(a.dropout.seed);
-  const uint32_t drop = static_cast<uint32_t>(a.dropout.drop);
+  const uint32_t drop = static_cast<uint32_t>(a.dropout.drop_threshold);
   body.limit = drop_limit(drop);
   body.factor = static_cast<Real>(kDrop ? a.scale * dropout_scale(drop) : a.scale);
   body.misaligned =
@@ -302,14 +302,14 @@ bool is_aligned_call(const sinpe_embed_backward_arguments& a) {
   };
   const bool draws_evenly = rng_offsets.base % kOctet == 0 && is_even(rng_offsets.strides);
   return a.sizes[dims] % kOctet == 0 && is_even(a.grad_strides) && reinterpret_cast<uintptr_t>(a.grad) % 16 == 0 &&
-         reinterpret_cast<uintptr_t>(a.out) % 16 == 0 && (a.dropout.drop == 0 || draws_evenly);
+         reinterpret_cast<uintptr_t>(a.out) % 16 == 0 && (a.dropout.drop_threshold == 0 || draws_evenly);
 }
 
 template <class T, bool kDrop, bool kAligned>
 sinpe_status launch_levels(const sinpe_embed_backward_arguments& a, const SortedIds& sorted, void* scratch,
                            const DeviceScalars& scalars, Stream stream) {
   const int64_t count = product(a.sizes, a.rank - 1), rows = a.num_embeddings;
-  const int levels = a.dropout.drop == kDropAll ? 0 : full_levels(count);
+  const int levels = a.dropout.drop_threshold == kDropAll ? 0 : full_levels(count);
   const RowStarts starts{sorted.ids, static_cast<int64_t*>(scratch), count, rows};
   sinpe_status status = launch(starts, rows / RowStarts::kThreads + 1, stream);
   for (int level = 1; status == SINPE_OK && level <= levels; ++level) {
@@ -351,7 +351,7 @@ sinpe_status sinpe::cuda::embed_backward(const sinpe_embed_backward_arguments& a
   if (status != SINPE_OK) return status;
   return with_type(a.dtype, [&](auto type) {
     using T = decltype(type);
-    const bool drops = a.dropout.drop != 0;
+    const bool drops = a.dropout.drop_threshold != 0;
     const auto run = is_aligned_call<T>(a) ? (drops ? launch_levels<T, true, true> : launch_levels<T, false, true>)
                                            : (drops ? launch_levels<T, true, false> : launch_levels<T, false, false>);
     return run(a, sorted, scratch, scalars, stream);

@@ -229,7 +229,7 @@ sinpe_status launch_dots(const DevicePlan& plan, const sinpe_add_arguments& a, d
   s.parts = Divisor(static_cast<uint32_t>(parts));
   const bool aligned = shape.dim % kSumsEach == 0 && rows_begin_at<T>(a.x, s.of_x, s.dims, kSumsEach) &&
                        (to == nullptr || rows_begin_at<T>(to, s.of_out, s.dims, kSumsEach)) &&
-                       (a.dropout.drop == 0 || rows_begin_counters(s));
+                       (a.dropout.drop_threshold == 0 || rows_begin_counters(s));
   s.access = aligned ? Access::kAligned : Access::kGeneral;
   const int64_t blocks = tiling.tiles() * parts;
   sinpe_status status = SINPE_OK;
@@ -241,7 +241,7 @@ sinpe_status launch_dots(const DevicePlan& plan, const sinpe_add_arguments& a, d
                          static_cast<Real>(s.dropout_scale), angular_frequencies, channel, partial},
                     blocks, stream);
     };
-    status = a.dropout.drop != 0 ? run(std::true_type{}) : run(std::false_type{});
+    status = a.dropout.drop_threshold != 0 ? run(std::true_type{}) : run(std::false_type{});
   }
   return status;
 }

@@ -161,8 +161,8 @@ inline bool is_host_number(const Optional& t) {
 // Pointer to the seed of dropout; null if none is needed.
 inline const int64_t* seed_of(const Device& device, const Optional& seed, int64_t drop_threshold) {
   if (!seed.has_value()) {
-    expect(drop_threshold == 0 || drop_threshold == 65536, "seed: expected one int64, got None while drop is ",
-           drop_threshold);
+    expect(drop_threshold == 0 || drop_threshold == 65536,
+           "seed: expected one int64, got None while drop_threshold is ", drop_threshold);
     return nullptr;
   }
   device.expect("seed", *seed);
@@ -177,15 +177,15 @@ inline const int64_t* seed_of(const Device& device, const Optional& seed, int64_
 inline sinpe_dropout_arguments dropout_of(int64_t drop_threshold, const Integers& rng_offsets, const int64_t* sizes,
                                           int64_t rank) {
   sinpe_dropout_arguments d{};
-  expect(drop_threshold >= 0 && drop_threshold <= 65536, "drop: expected 0 to 65536, got ", drop_threshold);
-  d.drop = static_cast<int32_t>(drop_threshold);
+  expect(drop_threshold >= 0 && drop_threshold <= 65536, "drop_threshold: expected 0 to 65536, got ", drop_threshold);
+  d.drop_threshold = static_cast<int32_t>(drop_threshold);
   if (rng_offsets.empty()) return d;
-  expect(static_cast<int64_t>(rng_offsets.size()) == 1 + rank, "elements: expected ", 1 + rank,
+  expect(static_cast<int64_t>(rng_offsets.size()) == 1 + rank, "rng_offsets: expected ", 1 + rank,
          " integers (base and a step for each dimension), got ", rng_offsets.size());
-  d.elements = rng_offsets.data();
-  expect(
-      sinpe::valid_dropout(d, sizes, static_cast<int>(rank)),
-      "elements: expected steps of 0 or more to numbers that int64 holds, got others; pass those of the whole tensor");
+  d.rng_offsets = rng_offsets.data();
+  expect(sinpe::valid_dropout(d, sizes, static_cast<int>(rank)),
+         "rng_offsets: expected steps of 0 or more to numbers that int64 holds, got others; pass those of the whole "
+         "tensor");
   return d;
 }
 
@@ -212,11 +212,11 @@ inline const void* grid_values_of(const Device& device, const Tensor& values, si
 // The factors of row_dots, one per channel; null if there are none.
 inline const double* angular_frequencies_of(const Device& device, const Optional& angular_frequencies, int64_t dim) {
   if (!angular_frequencies.has_value()) return nullptr;
-  device.expect("slopes", *angular_frequencies);
+  device.expect("angular_frequencies", *angular_frequencies);
   expect(angular_frequencies->is_contiguous() && angular_frequencies->scalar_type() == ScalarType::Double &&
              angular_frequencies->numel() == dim,
-         "slopes: expected contiguous float64 of shape (", dim, ",), got ", angular_frequencies->numel(), " of ",
-         torch::headeronly::toString(angular_frequencies->scalar_type()));
+         "angular_frequencies: expected contiguous float64 of shape (", dim, ",), got ", angular_frequencies->numel(),
+         " of ", torch::headeronly::toString(angular_frequencies->scalar_type()));
   return static_cast<const double*>(angular_frequencies->const_data_ptr());
 }
 

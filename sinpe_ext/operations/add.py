@@ -5,7 +5,7 @@ A grid, or a sequence with extra tokens: `grid_add.py`.
 out = keep * (scale * x + alpha * PE(p)), keep being the dropout mask times its scale, so with G = keep * grad:
 d x = scale * G, d alpha = sum(G * PE), d p = alpha * sum_c(G_c * PE'_c), and a channel's derivative
 PE' = 2 pi f * A sin(2 pi (p f + (q + 1)/4)) is the partner plan's channel times its angular frequency, the argument
-`slopes` of `row_dots` (`angular_frequencies` in Python). The operator `row_dots` computes the sums over channels,
+`angular_frequencies` of `row_dots`. The operator `row_dots` computes the sums over channels,
 and `add_backward` these and d x in one pass over grad; they recompute rows and mask instead of storing them, and their
 own derivatives consist of the same operators, so derivatives of every order work.
 """
@@ -541,7 +541,7 @@ def position_gradient(grad: Tensor, a: Add | Embed) -> Tensor:
 
 ADD = Operator(
     "add(Tensor x, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? alpha, Tensor? seed, "
-    "SymInt start, bool positions_are_starts, float scale, int drop, SymInt[] elements) -> Tensor",
+    "SymInt start, bool positions_are_starts, float scale, int drop_threshold, SymInt[] rng_offsets) -> Tensor",
     reference=_add,
     fake=lambda x, *_: torch.empty_like(x),
     vmap=_add_batched,
@@ -574,7 +574,8 @@ def _add_out(*operands: Any) -> None:
 
 ADD_OUT = Operator(
     "add_out(Tensor x, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? alpha, Tensor? seed, "
-    "SymInt start, bool positions_are_starts, float scale, int drop, SymInt[] elements, Tensor(a!) out) -> ()",
+    "SymInt start, bool positions_are_starts, float scale, int drop_threshold, SymInt[] rng_offsets, "
+    "Tensor(a!) out) -> ()",
     reference=_add_out,
     fake=lambda *_: None,
 )
@@ -600,7 +601,7 @@ def _gradients_backward(ctx: Any, of_x: Tensor, of_dots: Tensor) -> Any:
 # The gradient with respect to x, and the result of `row_dots`, in one pass over grad.
 ADD_BACKWARD = Operator(
     "add_backward(Tensor grad, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? seed, SymInt start, "
-    "bool positions_are_starts, float scale, int drop, SymInt[] elements) -> (Tensor, Tensor)",
+    "bool positions_are_starts, float scale, int drop_threshold, SymInt[] rng_offsets) -> (Tensor, Tensor)",
     reference=_gradients,
     fake=lambda grad, *_: (torch.empty_like(grad), grad.new_empty(grad.shape[:-1], dtype=torch.float64)),
     vmap=one_by_one("add_backward"),

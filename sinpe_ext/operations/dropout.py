@@ -37,7 +37,7 @@ def _dropout_backward(ctx: Any, grad: Tensor) -> Any:
 
 
 DROPOUT = Operator(
-    "dropout(Tensor x, Tensor? seed, int drop, float scale, SymInt[] elements) -> Tensor",
+    "dropout(Tensor x, Tensor? seed, int drop_threshold, float scale, SymInt[] rng_offsets) -> Tensor",
     reference=_dropout,
     fake=lambda x, *_: torch.empty_like(x),
     vmap=one_by_one("dropout"),

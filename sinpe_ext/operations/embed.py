@@ -210,8 +210,8 @@ def _sparse(values: Tensor, ids: Tensor, num_embeddings: int, padding_idx: int) 
 
 EMBED = Operator(
     "embed(Tensor ids, Tensor weight, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? alpha, "
-    "Tensor? seed, SymInt start, bool positions_are_starts, float scale, int padding_idx, bool sparse, int drop, "
-    "SymInt[] elements) -> Tensor",
+    "Tensor? seed, SymInt start, bool positions_are_starts, float scale, int padding_idx, bool sparse, "
+    "int drop_threshold, SymInt[] rng_offsets) -> Tensor",
     reference=_embed,
     fake=lambda ids, weight, *_: weight.new_empty((*ids.shape, weight.shape[1])),
     vmap=one_by_one("embed"),
@@ -241,7 +241,7 @@ def _embed_backward_grad(ctx: Any, upstream: Tensor) -> Any:
 
 EMBED_BACKWARD = Operator(
     "embed_backward(Tensor grad, Tensor ids, Tensor? seed, SymInt num_embeddings, int padding_idx, float scale, "
-    "int drop, SymInt[] elements) -> Tensor",
+    "int drop_threshold, SymInt[] rng_offsets) -> Tensor",
     reference=_embed_backward,
     fake=lambda grad, ids, seed, rows, *_: grad.new_empty((rows, grad.shape[-1])),
     vmap=one_by_one("embed_backward"),

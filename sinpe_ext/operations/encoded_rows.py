@@ -19,7 +19,19 @@ from ..reference import apply, float32_angle
 from ..reference.tiles import accumulation, arranged
 from . import onnx
 from .dropout import scaled
-from .plans import Given, _kinds, _ladder, _order, decoded, derivative_constants, graph_plan, pack_plan, slot
+from .plans import (
+    PLAN_ANGULAR_FREQUENCIES,
+    PLAN_PARTNER,
+    Given,
+    _kinds,
+    _ladder,
+    _order,
+    decoded,
+    derivative_constants,
+    graph_plan,
+    pack_plan,
+    slot,
+)
 from .records import Dropout, RowDots, save, saved
 
 
@@ -149,9 +161,7 @@ def _encode_in_graph(given: Given, positions: Tensor, dtype: torch.dtype) -> Ten
 def derivative_plan(packed_plan: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """The packed partner plan and the angular frequencies of a plan, see `plans.py`."""
     if torch_state.read().traced:
-        return torch.ops.sinpe_ext.plan_partner.default(packed_plan), torch.ops.sinpe_ext.plan_slopes.default(
-            packed_plan, dim
-        )
+        return PLAN_PARTNER(packed_plan), PLAN_ANGULAR_FREQUENCIES(packed_plan, dim)
     return derivative_constants(decoded(packed_plan), packed_plan.device)
 
 
@@ -260,8 +270,8 @@ def row_dots_gradients(a: RowDots, upstream: Tensor, needs: Any) -> tuple[Tensor
 
 
 ROW_DOTS = Operator(
-    "row_dots(Tensor grad, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? slopes, Tensor? seed, "
-    "SymInt start, bool positions_are_starts, int drop, SymInt[] elements) -> Tensor",
+    "row_dots(Tensor grad, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? angular_frequencies, "
+    "Tensor? seed, SymInt start, bool positions_are_starts, int drop_threshold, SymInt[] rng_offsets) -> Tensor",
     reference=_row_dots,
     fake=lambda grad, *_: grad.new_empty(grad.shape[:-1], dtype=torch.float64),
     vmap=one_by_one("row_dots"),

@@ -614,8 +614,8 @@ def _add_grid_out(*operands: Any) -> None:
 
 
 ADD_GRID_OUT = Operator(
-    "add_grid_out(Tensor x, Tensor values, Tensor grid, Tensor? padding_mask, Tensor? seed, float scale, int drop, "
-    "SymInt[] elements, Tensor(a!) out) -> ()",
+    "add_grid_out(Tensor x, Tensor values, Tensor grid, Tensor? padding_mask, Tensor? seed, float scale, "
+    "int drop_threshold, SymInt[] rng_offsets, Tensor(a!) out) -> ()",
     reference=_add_grid_out,
     fake=lambda *_: None,
 )

@@ -160,13 +160,13 @@ def _unpacked(packed: tuple[int, ...]) -> Plan:
     )
 
 
-Operator(
+PLAN_PARTNER = Operator(
     "plan_partner(Tensor plan) -> Tensor",
     reference=partner,
     fake=lambda plan: torch.empty_like(plan),
 )
-Operator(
-    "plan_slopes(Tensor plan, int dim) -> Tensor",
+PLAN_ANGULAR_FREQUENCIES = Operator(
+    "plan_angular_frequencies(Tensor plan, int dim) -> Tensor",
     reference=angular_frequencies,
     fake=lambda plan, dim: plan.new_empty((dim,), dtype=torch.float64),
 )

@@ -3,7 +3,7 @@
 Operators take the items of a record one by one, in the order of its fields, since schemas have no records. Their
 tensors are in canonical form: x and grad (batch, *middle, sequence, channels) or (sequence, channels), ids (batch,
 *middle, sequence) or (sequence,), positions and padding_mask (batch or 1, sequence), start positions (batch or 1, 1).
-`drop_threshold` (`drop` in schemas) is the dropout probability in units of 1 / 65536. `rng_offsets` (`elements`) is
+`drop_threshold` is the dropout probability in units of 1 / 65536. `rng_offsets` is
 [first, *steps], the index in the whole tensor of the first element and the increment of that index along each dimension
 (empty: row-major); it determines the mask (`reference/philox.py`). `plan` is a plan packed into int64 words
 (`encodings/plan.py`), in CUDA memory for CUDA tensors, else on the CPU. Tensors are the first fields.

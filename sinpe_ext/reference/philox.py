@@ -63,14 +63,16 @@ def keep(
     with torch.no_grad():
         if seed is None or drop_threshold in (0, DROP_ALL):
             if 0 < drop_threshold < DROP_ALL:
-                raise RuntimeError(f"seed: expected one int64, got None while drop is {drop_threshold}; pass a seed")
+                raise RuntimeError(
+                    f"seed: expected one int64, got None while drop_threshold is {drop_threshold}; pass a seed"
+                )
             return torch.full((), drop_threshold == 0, device=device).expand(shape)
         if not isinstance(seed, Tensor):
             seed = torch.full((), seed, dtype=torch.int64, device=device)
         seed = seed.reshape(()).to(device)
         if rng_offsets and len(rng_offsets) != 1 + len(shape):
             raise RuntimeError(
-                f"elements: expected {1 + len(shape)} integers (base and a step for each dimension), got "
+                f"rng_offsets: expected {1 + len(shape)} integers (base and a step for each dimension), got "
                 f"{len(rng_offsets)}; pass none for the row-major index"
             )
         base, *steps = rng_offsets or (0, *row_major(shape))

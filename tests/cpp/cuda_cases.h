@@ -147,7 +147,9 @@ struct AddCase {
   }
 
   double slack() const {
-    const double kept = a.dropout.drop == 0 || a.dropout.drop == 65536 ? 1.0 : 65536.0 / (65536 - a.dropout.drop);
+    const double kept = a.dropout.drop_threshold == 0 || a.dropout.drop_threshold == 65536
+                            ? 1.0
+                            : 65536.0 / (65536 - a.dropout.drop_threshold);
     return 2.0 * std::fabs(a.alpha * plan.plan.amplitude) * kept;
   }
 
@@ -194,7 +196,7 @@ struct AddCase {
 
   void set_dropout(check::Random& random, bool turned) {
     const int32_t drops[] = {0, 0, 1, 6554, 32768, 65535, 65536};
-    a.dropout.drop = one_of(random, drops);
+    a.dropout.drop_threshold = one_of(random, drops);
     a.dropout.seed = static_cast<int64_t>(random.next());
     if (!turned && below(random, 3) != 0) return;
     const int64_t firsts[] = {0, 3, (int64_t{1} << 35) - 48, (int64_t{1} << 35) - 50};
@@ -207,7 +209,7 @@ struct AddCase {
       elements[static_cast<size_t>(a.rank)] = rows;
       for (int d = 0; d < a.rank - 2; ++d) elements[static_cast<size_t>(d) + 1] = rows * dim * (1 + below(random, 3));
     }
-    a.dropout.elements = elements.data();
+    a.dropout.rng_offsets = elements.data();
   }
 };
 

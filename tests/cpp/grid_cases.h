@@ -195,7 +195,7 @@ struct GridCase {
 
   void set_dropout(check::Random& random) {
     const int32_t drops[] = {0, 0, 1, 6554, 32768, 65535, 65536};
-    a.dropout.drop = one_of(random, drops);
+    a.dropout.drop_threshold = one_of(random, drops);
     a.dropout.seed = static_cast<int64_t>(random.next());
     if (below(random, 3) != 0) return;
     elements.push_back(below(random, 2) == 0 ? 3 : (int64_t{1} << 35) - 50);
@@ -204,7 +204,7 @@ struct GridCase {
     }
     // Half of them row by row, as torch's channels-first tensors.
     if (below(random, 2) == 0) elements[static_cast<size_t>(a.rank - 1)] = a.sizes[a.rank - 1] * elements.back();
-    a.dropout.elements = elements.data();
+    a.dropout.rng_offsets = elements.data();
   }
 };
 

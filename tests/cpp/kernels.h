@@ -40,8 +40,8 @@ bool same(T a, T b) {
 // The result of dropout for one element v.
 template <class T>
 T dropped(sinpe::accumulate_t<T> v, const sinpe_dropout_arguments& d, uint64_t element) {
-  if (d.drop == 0) return rounded<T>(v);
-  const uint32_t drop = static_cast<uint32_t>(d.drop);
+  if (d.drop_threshold == 0) return rounded<T>(v);
+  const uint32_t drop = static_cast<uint32_t>(d.drop_threshold);
   if (!sinpe::is_kept(element, static_cast<uint64_t>(d.seed), drop)) return T{};
-  return rounded<T>(v * static_cast<sinpe::accumulate_t<T>>(65536.0 / (65536 - d.drop)));
+  return rounded<T>(v * static_cast<sinpe::accumulate_t<T>>(65536.0 / (65536 - d.drop_threshold)));
 }

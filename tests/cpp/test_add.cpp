@@ -63,9 +63,9 @@ void run(const Case& c) {
   // The element numbers of a tensor with the layout of x, or of a shard of a larger tensor.
   const int64_t row_major[] = {c.middle * c.rows * c.dim, c.rows * c.dim, c.dim, 1};
   const int64_t shard[] = {(int64_t{1} << 36) + 5, 3 * strides[0], strides[1], strides[2], strides[3]};
-  a.dropout.drop = c.drop;
+  a.dropout.drop_threshold = c.drop;
   a.dropout.seed = -12345678901;
-  a.dropout.elements = c.numbered ? shard : nullptr;
+  a.dropout.rng_offsets = c.numbered ? shard : nullptr;
   CHECK(sinpe_add(made.words.data(), static_cast<int64_t>(made.words.size()), &a) == SINPE_OK);
   const T* got = static_cast<const T*>(a.out);
   const float scale = 1.7f, alpha = -0.3f;
@@ -106,19 +106,19 @@ void test_invalid_arguments() {
   const int64_t words = static_cast<int64_t>(made.words.size());
   CHECK(sinpe_add(made.words.data(), words, &a) == SINPE_OK);
   for (int32_t drop : {-1, 65537}) {
-    a.dropout.drop = drop;
+    a.dropout.drop_threshold = drop;
     CHECK(sinpe_add(made.words.data(), words, &a) == SINPE_BAD_ARGUMENT);
     CHECK(sinpe_dropout(&a) == SINPE_BAD_ARGUMENT);
   }
-  a.dropout.drop = 9000;
+  a.dropout.drop_threshold = 9000;
   for (const int64_t step : {int64_t{-1}, int64_t{1} << 61, INT64_MAX}) {  // numbers beyond int64
     const int64_t elements[] = {INT64_MAX, 4, step};
-    a.dropout.elements = elements;
+    a.dropout.rng_offsets = elements;
     CHECK(sinpe_add(made.words.data(), words, &a) == SINPE_BAD_ARGUMENT);
     CHECK(sinpe_dropout(&a) == SINPE_BAD_ARGUMENT);
   }
-  a.dropout.elements = nullptr;
-  a.dropout.drop = 0;
+  a.dropout.rng_offsets = nullptr;
+  a.dropout.drop_threshold = 0;
   a.rank = 0;
   CHECK(sinpe_dropout(&a) == SINPE_BAD_ARGUMENT);
   CHECK(sinpe_dropout(nullptr) == SINPE_BAD_ARGUMENT);

@@ -84,7 +84,7 @@ void test_dropout_ranks() {
   a.x_strides[0] = a.out_strides[0] = 1;
   a.x = a.out = many.data();
   a.scale = 1.0;
-  a.dropout.drop = 32768;
+  a.dropout.drop_threshold = 32768;
   CHECK(sinpe_dropout(&a) == SINPE_OK);
   for (size_t i = 0; i < many.size(); ++i) CHECK(many[i] == dropped<float>(1.0f, a.dropout, i));
 }

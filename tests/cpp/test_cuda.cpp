@@ -131,14 +131,14 @@ void test_invalid_arguments() {
   e.num_embeddings = 4;
   e.weight_stride = 6;
   for (const int32_t drop : {0, 65535}) {
-    e.add.dropout.drop = drop;
+    e.add.dropout.drop_threshold = drop;
     CHECK(sinpe::cuda::embed(on_device(plan), e, {}, nullptr) == SINPE_OK);
     for (size_t i = 0; i < out.size(); ++i) CHECK(std::isnan(out[i]) == (i / 6 >= 1 && i / 6 <= 3));
   }
   // Rows beyond int64, an invalid plan, a plan of other channels.
   const int64_t starts[] = {INT64_MAX - 2};
   sinpe_add_arguments a = e.add;
-  a.dropout.drop = 0;
+  a.dropout.drop_threshold = 0;
   a.x_strides[1] = 1;
   a.x_strides[0] = 6;
   std::vector<float> x(5 * 6, 0.5f);

@@ -140,7 +140,7 @@ void test_long_runs() {
     b.num_embeddings = 7;
     b.padding_idx = below(random, 3) == 0 ? 4 : -1;
     b.scale = 0.3;
-    b.dropout.drop = below(random, 2) == 0 ? 6554 : 0;
+    b.dropout.drop_threshold = below(random, 2) == 0 ? 6554 : 0;
     Buffer<T> got = want;
     compare_embed_backward(b, {}, &want, &got);
   }

@@ -91,7 +91,7 @@ void test_type(const TestPlan& plan) {
     a.x = x.data();
     a.out = out->data();
     a.dtype = dtype_of<T>();
-    a.dropout.drop = drop;
+    a.dropout.drop_threshold = drop;
     a.dropout.seed = 7;
     return a;
   };
@@ -160,7 +160,7 @@ void test_grid() {
   std::vector<Call> calls;
   for (int number = 0; number < 4; ++number) {
     auto c = std::make_shared<GridCase<T>>(random);
-    c->a.dropout.drop = 0;  // if all is dropped, nothing of the encoding is visible
+    c->a.dropout.drop_threshold = 0;  // if all is dropped, nothing of the encoding is visible
     calls.push_back([c] {
       Buffer<T> out;
       const sinpe_add_arguments a = c->call(&out);

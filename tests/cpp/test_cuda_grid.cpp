@@ -51,7 +51,7 @@ void test_changed_words() {
   for (int number = 0; number < 40 / kFewer; ++number) {
     GridCase<T> c(random);
     if (c.grid.dim * c.grid.places > 3000) continue;
-    c.a.dropout.drop = 0;
+    c.a.dropout.drop_threshold = 0;
     c.a.padding_mask = nullptr;
     c.a.rank = 2;
     const int64_t rows = c.a.sizes[0] = c.grid.by_channels ? c.grid.dim : c.grid.places;
@@ -111,7 +111,8 @@ void test_invalid_arguments() {
       return run(a, values.data(), g.n_values);
     };
     for (const int32_t rank : {0, 1, 17}) CHECK(status([&](auto& a) { a.rank = rank; }) == SINPE_BAD_ARGUMENT);
-    for (const int32_t drop : {-1, 65537}) CHECK(status([&](auto& a) { a.dropout.drop = drop; }) == SINPE_BAD_ARGUMENT);
+    for (const int32_t drop : {-1, 65537})
+      CHECK(status([&](auto& a) { a.dropout.drop_threshold = drop; }) == SINPE_BAD_ARGUMENT);
     for (const int d : {0, 1, 2}) CHECK(status([&](auto& a) { a.sizes[d] = -1; }) == SINPE_BAD_ARGUMENT);
     CHECK(status([](auto& a) { a.x = nullptr; }) == SINPE_BAD_ARGUMENT);
     CHECK(status([](auto& a) { a.out = nullptr; }) == SINPE_BAD_ARGUMENT);

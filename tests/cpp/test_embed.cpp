@@ -55,10 +55,10 @@ struct Call {
       a.mask_strides[0] = c.sequence;
       a.mask_strides[1] = 1;
     }
-    a.dropout.drop = c.drop;
+    a.dropout.drop_threshold = c.drop;
     a.dropout.seed = 99;
     elements = {1000, 2 * strides[0], strides[1], strides[2] + 3, 1};
-    if (c.numbered) a.dropout.elements = elements.data();
+    if (c.numbered) a.dropout.rng_offsets = elements.data();
     e.ids = ids.data();
     e.num_embeddings = kRows;
     e.weight_stride = c.dim + 2;

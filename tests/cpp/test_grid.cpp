@@ -139,7 +139,8 @@ void test_invalid_arguments() {
     };
     CHECK(status([](auto&) {}) == SINPE_OK);
     for (const int32_t rank : {0, 1, 17}) CHECK(status([&](auto& a) { a.rank = rank; }) == SINPE_BAD_ARGUMENT);
-    for (const int32_t drop : {-1, 65537}) CHECK(status([&](auto& a) { a.dropout.drop = drop; }) == SINPE_BAD_ARGUMENT);
+    for (const int32_t drop : {-1, 65537})
+      CHECK(status([&](auto& a) { a.dropout.drop_threshold = drop; }) == SINPE_BAD_ARGUMENT);
     for (const int d : {0, 1, 2}) CHECK(status([&](auto& a) { a.sizes[d] = -1; }) == SINPE_BAD_ARGUMENT);
     CHECK(status([](auto& a) { a.sizes[0] = INT64_MAX; }) == SINPE_BAD_ARGUMENT);
     CHECK(status([](auto& a) { ++a.sizes[1]; }) == SINPE_BAD_ARGUMENT);

@@ -120,8 +120,8 @@ void steering(int64_t begin, int64_t end, int64_t item, bool positions_too,
     const std::vector<int64_t> elements = {0, 12, 4, 1};
     const int64_t* e = arena.put(elements);
     with(arena, bytes_of(elements), [&](auto* a) {
-      a->dropout.drop = 9000;
-      a->dropout.elements = e;
+      a->dropout.drop_threshold = 9000;
+      a->dropout.rng_offsets = e;
     });
   }
 }
@@ -180,8 +180,8 @@ void test_dropout() {
   over(arena, bytes_of(elements), 0, kOut, 4, [&](void* out) {
     sinpe_add_arguments a = arguments();
     a.out = out;
-    a.dropout.drop = 9000;
-    a.dropout.elements = e;
+    a.dropout.drop_threshold = 9000;
+    a.dropout.rng_offsets = e;
     return sinpe_dropout(&a);
   });
 }
@@ -255,8 +255,8 @@ void test_embed_backward() {
       b.num_embeddings = 5;
       b.padding_idx = -1;
       b.scale = 1.0;
-      b.dropout.drop = 100;
-      b.dropout.elements = numbers;
+      b.dropout.drop_threshold = 100;
+      b.dropout.rng_offsets = numbers;
       return sinpe_embed_backward(&b);
     });
   };

@@ -73,7 +73,7 @@ void test_kernels(const sinpe::RowKernels& set) {
       for (uint64_t step : {uint64_t{1}, uint64_t{0}, uint64_t{3}, uint64_t{1} << 33}) {
         for (int32_t drop : {1, 6554, 32768, 65535, 65536}) {
           sinpe_dropout_arguments d{};
-          d.drop = drop;
+          d.drop_threshold = drop;
           d.seed = static_cast<int64_t>(random.next());
           const size_t count = static_cast<size_t>(n);
           std::vector<T> x(count), out(count, rounded<T>(std::nanf("")));

@@ -122,7 +122,7 @@ void every_operation(bool served) {
   const auto add = [&](int64_t batch, int32_t drop, const uint8_t* mask) {
     return [=, &x](void* out) {
       sinpe_add_arguments a = arguments(batch, x.data(), out);
-      a.dropout.drop = drop;
+      a.dropout.drop_threshold = drop;
       a.padding_mask = mask;
       a.mask_strides[0] = kRows;
       a.mask_strides[1] = 1;
@@ -142,7 +142,7 @@ void every_operation(bool served) {
       {"dropout", kBatch * kBytes,
        [&](void* out) {
          sinpe_add_arguments a = arguments(kBatch, x.data(), out);
-         a.dropout.drop = 6554;
+         a.dropout.drop_threshold = 6554;
          return sinpe_dropout(&a);
        }},
       {"embed", kBatch * kBytes,

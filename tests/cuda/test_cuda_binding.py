@@ -46,9 +46,9 @@ def arguments(name: str, device: torch.device) -> dict[str, Any]:
         "padding_mask": torch.zeros(B, S, dtype=torch.bool, device=device),
         "alpha": torch.ones(1, device=device),
         "seed": torch.zeros(1, dtype=torch.int64, device=device),
-        "slopes": torch.ones(D, dtype=torch.float64, device=device),
+        "angular_frequencies": torch.ones(D, dtype=torch.float64, device=device),
         "start": 0, "length": S, "dim": D, "dtype": torch.float32, "positions_are_starts": False, "scale": 1.0,
-        "drop": 100, "elements": [], "padding_idx": -1, "sparse": False, "num_embeddings": ROWS,
+        "drop_threshold": 100, "rng_offsets": [], "padding_idx": -1, "sparse": False, "num_embeddings": ROWS,
     }  # fmt: skip
     return {a.name: known[a.name] for a in op(name)._schema.arguments}
 
@@ -66,7 +66,7 @@ def call(name: str, device: torch.device, **changed: Any) -> Any:
 
 
 # The operators of a compiled library, and the tensors that each takes.
-KERNELS = [name for name in OPERATORS if name not in ("plan_partner", "plan_slopes", "draw_seed")]
+KERNELS = [name for name in OPERATORS if name not in ("plan_partner", "plan_angular_frequencies", "draw_seed")]
 TENSORS = [(name, a.name) for name in KERNELS for a in op(name)._schema.arguments if "Tensor" in str(a.type)]
 
 
@@ -141,15 +141,27 @@ ERRORS: dict[str, tuple[str, dict[str, Change], str]] = {  # operator, invalid a
     "mask shape": ("embed", {"padding_mask": lambda t: t[:, :1]}, rf"padding_mask: .* or 1, {S}\), got \({B}, 1\)$"),
     "alpha size": ("add", {"alpha": twice}, "alpha: expected one number, got 2$"),
     "alpha int64": ("embed", {"alpha": Tensor.long}, "alpha: expected a floating-point type, got Long$"),
-    "seed none": ("dropout", {"seed": None}, "seed: expected one int64, got None while drop is 100$"),
+    "seed none": ("dropout", {"seed": None}, "seed: expected one int64, got None while drop_threshold is 100$"),
     "seed size": ("add", {"seed": twice}, "seed: expected one int64, got 2 of Long$"),
     "seed dtype": ("embed_backward", {"seed": Tensor.double}, "seed: expected one int64, got 1 of Double$"),
-    "drop -1": ("dropout", {"drop": -1}, "drop: expected 0 to 65536, got -1$"),
-    "drop 65537": ("embed", {"drop": 65537}, "drop: expected 0 to 65536, got 65537$"),
-    "elements": ("add", {"elements": [0, 1, 2]}, r"elements: expected 4 integers \(.*\), got 3$"),
-    "elements of grad": ("embed_backward", {"elements": [0] * 5}, r"elements: expected 4 integers \(.*\), got 5$"),
-    "slopes size": ("row_dots", {"slopes": twice}, rf"slopes: .* shape \({D},\), got {2 * D} of Double$"),
-    "slopes dtype": ("row_dots", {"slopes": Tensor.float}, f"slopes: .* float64 .*, got {D} of Float$"),
+    "drop -1": ("dropout", {"drop_threshold": -1}, "drop_threshold: expected 0 to 65536, got -1$"),
+    "drop 65537": ("embed", {"drop_threshold": 65537}, "drop_threshold: expected 0 to 65536, got 65537$"),
+    "elements": ("add", {"rng_offsets": [0, 1, 2]}, r"rng_offsets: expected 4 integers \(.*\), got 3$"),
+    "elements of grad": (
+        "embed_backward",
+        {"rng_offsets": [0] * 5},
+        r"rng_offsets: expected 4 integers \(.*\), got 5$",
+    ),
+    "slopes size": (
+        "row_dots",
+        {"angular_frequencies": twice},
+        rf"angular_frequencies: .* shape \({D},\), got {2 * D} of Double$",
+    ),
+    "slopes dtype": (
+        "row_dots",
+        {"angular_frequencies": Tensor.float},
+        f"angular_frequencies: .* float64 .*, got {D} of Float$",
+    ),
     "ids int32": ("embed", {"ids": Tensor.int}, "ids: expected int64, got Int$"),
     "ids rank": ("embed", {"ids": lambda t: t[0, 0]}, "ids: expected 1 to 15 dimensions, got 0$"),
     "weight rank": ("embed", {"weight": lambda t: t[0]}, r"weight: expected the shape \(num_embeddings, dim\)"),
@@ -171,8 +183,8 @@ def test_invalid_arguments(case: Any, device: torch.device) -> None:
 @pytest.mark.parametrize("drop", [0, 65536])
 @pytest.mark.parametrize("name", ["dropout", "add", "embed", "embed_backward", "row_dots"])
 def test_seed_is_not_needed_without_randomness(name: str, drop: int, device: torch.device) -> None:
-    result = call(name, device, seed=None, drop=drop)
-    assert torch.equal(result, call(name, device, seed=torch.tensor(5, device=device), drop=drop))
+    result = call(name, device, seed=None, drop_threshold=drop)
+    assert torch.equal(result, call(name, device, seed=torch.tensor(5, device=device), drop_threshold=drop))
     assert drop == 0 or not bool(result.any())
 
 
@@ -219,7 +231,7 @@ NO_GRID: dict[str, tuple[dict[str, Change], str]] = {  # the CPU raises, CUDA gi
 def test_invalid_grid(case: Any, device: torch.device) -> None:
     changed, message = case
     out = torch.zeros(B, S, D, device=device)
-    changed = changed | {"out": out, "padding_mask": None, "drop": 0}
+    changed = changed | {"out": out, "padding_mask": None, "drop_threshold": 0}
     if device.type == "cpu" and not emulated():
         with pytest.raises(RuntimeError, match=f"^{message}"):
             call("add_grid_out", device, **changed)
@@ -232,14 +244,14 @@ def test_invalid_grid(case: Any, device: torch.device) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_alpha_and_seed_on_cpu_or_device(dtype: torch.dtype, device: torch.device) -> None:
     alpha, seed = torch.tensor([0.25], dtype=dtype, device=device), torch.tensor([7], device=device)
-    given = arguments("add", device) | {"alpha": alpha, "seed": seed, "drop": 30000}
+    given = arguments("add", device) | {"alpha": alpha, "seed": seed, "drop_threshold": 30000}
     want = OPERATORS["add"].reference(*given.values())
-    got = call("add", device, alpha=alpha, seed=seed, drop=30000)
+    got = call("add", device, alpha=alpha, seed=seed, drop_threshold=30000)
     torch.testing.assert_close(got, want)
     numbers = {"alpha": torch.tensor(0.25, dtype=dtype), "seed": torch.tensor(7)}  # of shape (), on the CPU
-    assert torch.equal(call("add", device, drop=30000, **numbers), got)
+    assert torch.equal(call("add", device, drop_threshold=30000, **numbers), got)
     alpha.fill_(0.5)
-    assert not torch.equal(call("add", device, alpha=alpha, seed=seed, drop=30000), want)
+    assert not torch.equal(call("add", device, alpha=alpha, seed=seed, drop_threshold=30000), want)
 
 
 IDS: dict[str, Callable[[Tensor], Tensor]] = {  # of shape (2, 6), values 0 to 4, with repetitions

@@ -128,7 +128,7 @@ def test_fake_kernels_keep_the_device(mode: FakeTensorMode) -> None:
         "embed": op.embed(ids, weight, words, None, None, None, seed, *rows, -1, False, 9, []),
         "embed_backward": op.embed_backward(x, ids, seed, V, -1, 1.0, 9, []),
         "plan_partner": op.plan_partner(words),
-        "plan_slopes": op.plan_slopes(words, D),
+        "plan_angular_frequencies": op.plan_angular_frequencies(words, D),
         "draw_seed": op.draw_seed(seed),
     }
     assert {name: made.device for name, made in results.items()} == dict.fromkeys(results, torch.device("cuda", 0))

@@ -134,7 +134,7 @@ ERRORS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "field": (lambda x: sinpe.add(x, sinpe.Encoding(D, temperature=9)), "use base="),  # type: ignore[call-arg]
     "layout": (lambda x: sinpe.add(x, sinpe.Encoding(D, layout="foo")), 'layout: expected .* got "foo"; pass one of'),
     "a misspelling": (lambda x: sinpe.add(x, sinpe.Encoding(D, odd="pads")), 'odd: expected .* did you mean "pad"'),
-    "no field": (lambda x: sinpe.add(x, sinpe.Encoding(D, foo=1)), "foo: expected a field"),  # type: ignore[call-arg]
+    "no field": (lambda x: sinpe.add(x, sinpe.Encoding(D, foo=1)), "foo: not a field"),  # type: ignore[call-arg]
     "nearly one": (lambda x: sinpe.add(x, sinpe.convention("adm", D, layot=1)), "did you mean layout?"),
     "no name": (lambda x: sinpe.add(x, sinpe.convention("foo", D)), 'convention: expected a known name, got "foo"'),
     "nearly a name": (lambda x: sinpe.add(x, sinpe.convention("papers", D)), "did you mean paper"),

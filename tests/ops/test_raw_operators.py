@@ -63,7 +63,7 @@ SHRUNK: dict[str, tuple[str, Any]] = {  # operand -> a call in which half of its
     ),
     "seed": ("dropout", lambda: (x(), shrunk(whole(2)[1:]), 9000, 1.0, [])),
     "alpha": ("add", lambda: (x(), words(), *NONE, shrunk(x(2)[1:]), None, *ROWS, 1.0, 0, [])),
-    "slopes": ("row_dots", lambda: (x(), words(), *NONE, shrunk(x(D).double()), None, *ROWS, 0, [])),
+    "angular_frequencies": ("row_dots", lambda: (x(), words(), *NONE, shrunk(x(D).double()), None, *ROWS, 0, [])),
     "ids": ("embed_backward", lambda: (x(), shrunk(whole(B, S)), None, 3, -1, 1.0, 0, [])),
     "grad": ("embed_backward", lambda: (shrunk(x()), whole(B, S), None, 3, -1, 1.0, 0, [])),
     "weight": (
@@ -189,7 +189,7 @@ def test_products_beyond_int64() -> None:
         [0, 2**62, 2**62, 1],
     ):
         with pytest.raises(
-            RuntimeError, match="elements: expected steps of 0 or more to numbers that int64 holds, got others"
+            RuntimeError, match="rng_offsets: expected steps of 0 or more to numbers that int64 holds, got others"
         ):
             op("dropout")(x(), seed, 9000, 1.0, elements)
     for first in (2**62, MAX, -1):  # part of a very large tensor: up to 64 unsigned bits

@@ -22,14 +22,14 @@ PACKED = packed_plan.pack_plan(ENCODING)
 
 ROWS = "Tensor? positions, Tensor? padding_mask"
 START = "SymInt start, bool positions_are_starts"
-DROPPED = "int drop, SymInt[] elements"
+DROPPED = "int drop_threshold, SymInt[] rng_offsets"
 NONE = None, None, None, None  # positions, padding_mask, alpha, seed
 
 SCHEMAS = {
     "table": "(Tensor plan, SymInt start, SymInt length, int dim, ScalarType dtype) -> Tensor",
     "table_out": "(Tensor plan, SymInt start, Tensor(a!) out) -> ()",
     "encode": "(Tensor positions, Tensor plan, int dim, ScalarType dtype) -> Tensor",
-    "dropout": f"(Tensor x, Tensor? seed, int drop, float scale, {DROPPED[10:]}) -> Tensor",
+    "dropout": f"(Tensor x, Tensor? seed, int drop_threshold, float scale, {DROPPED[20:]}) -> Tensor",
     "add": (f"(Tensor x, Tensor plan, {ROWS}, Tensor? alpha, Tensor? seed, {START}, float scale, {DROPPED}) -> Tensor"),
     "add_out": (
         f"(Tensor x, Tensor plan, {ROWS}, Tensor? alpha, Tensor? seed, {START}, float scale, {DROPPED}, "
@@ -39,7 +39,9 @@ SCHEMAS = {
         f"(Tensor x, Tensor values, Tensor grid, Tensor? padding_mask, Tensor? seed, float scale, {DROPPED}, "
         "Tensor(a!) out) -> ()"
     ),
-    "row_dots": f"(Tensor grad, Tensor plan, {ROWS}, Tensor? slopes, Tensor? seed, {START}, {DROPPED}) -> Tensor",
+    "row_dots": (
+        f"(Tensor grad, Tensor plan, {ROWS}, Tensor? angular_frequencies, Tensor? seed, {START}, {DROPPED}) -> Tensor"
+    ),
     "add_backward": (
         f"(Tensor grad, Tensor plan, {ROWS}, Tensor? seed, {START}, float scale, {DROPPED}) -> (Tensor, Tensor)"
     ),
@@ -52,7 +54,7 @@ SCHEMAS = {
         f"{DROPPED}) -> Tensor"
     ),
     "plan_partner": "(Tensor plan) -> Tensor",
-    "plan_slopes": "(Tensor plan, int dim) -> Tensor",
+    "plan_angular_frequencies": "(Tensor plan, int dim) -> Tensor",
     "draw_seed": "(Tensor like) -> Tensor",
 }
 
@@ -172,7 +174,7 @@ def samples(grad: bool) -> dict[str, tuple[str, tuple[Any, ...]]]:
         "embed_backward": ("embed_backward", (x(grad=grad), ids, seed, 5, 1, 0.3, 9000, [])),
         "embed_backward of none": ("embed_backward", (x(grad=grad).mT.contiguous().mT, ids, None, 5, -1, 1.0, 0, [])),
         "plan_partner": ("plan_partner", (words,)),
-        "plan_slopes": ("plan_slopes", (words, D)),
+        "plan_angular_frequencies": ("plan_angular_frequencies", (words, D)),
     }  # fmt: skip
 
 

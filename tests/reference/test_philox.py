@@ -144,9 +144,9 @@ def test_certain_masks_need_no_seed(drop: int, fraction: float) -> None:
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(RuntimeError, match="seed: expected one int64, got None while drop is 7"):
+    with pytest.raises(RuntimeError, match="seed: expected one int64, got None while drop_threshold is 7"):
         ours.keep(None, 7, (3,), [], "cpu")
-    with pytest.raises(RuntimeError, match="elements: expected 3 integers .* got 2"):
+    with pytest.raises(RuntimeError, match="rng_offsets: expected 3 integers .* got 2"):
         ours.keep(1, 7, (3, 4), [0, 1], "cpu")
 
 

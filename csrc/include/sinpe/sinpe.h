@@ -68,19 +68,19 @@ SINPE_API sinpe_status sinpe_encode(const int64_t* plan, int64_t plan_words, con
 #define SINPE_MAX_RANK 16
 
 /* Dropout without a stored mask. Each element has an RNG offset e; if its 16 random bits (Philox 4x32-10 with the
- * seed as key, counter e / 8, lane e % 8) are below the threshold `drop`, the result is +0, otherwise it is
- * multiplied by 65536 / (65536 - drop). The same seed and RNG offsets give the same mask in all functions. */
+ * seed as key, counter e / 8, lane e % 8) are below `drop_threshold`, the result is +0, otherwise it is
+ * multiplied by 65536 / (65536 - drop_threshold). The same seed and RNG offsets give the same mask in all functions. */
 typedef struct {
-  int32_t drop; /* threshold: the dropout probability in units of 1/65536, 0 (none) .. 65536 (all) */
+  int32_t drop_threshold; /* the dropout probability in units of 1/65536, 0 (none) .. 65536 (all) */
   int64_t seed;
-  const int64_t* elements; /* RNG offsets. Null: the row-major index. Otherwise 1 + rank integers, a base and a stride
-                              for each dimension: element [i, j, ...] has the offset base + i * stride_0 +
-                              j * stride_1 + ...; strides of 0 or more, with the sum of size * stride within int64 */
+  const int64_t* rng_offsets; /* Null: the row-major index. Otherwise 1 + rank integers, a base and a stride for each
+                                 dimension: element [i, j, ...] has the offset base + i * stride_0 + j * stride_1 + ...;
+                                 strides of 0 or more, with the sum of size * stride within int64 */
 } sinpe_dropout_arguments;
 
 /* out = dropout(scale * x + alpha * PE), in float32 (float64 for float64): each product is rounded, then the sum,
- * then the product with the dropout factor 65536 / (65536 - drop), then the conversion to x's type. x and out have
- * `rank` dimensions: batch, any others, sequence, channels; rank 2 has no batch. out may be x. */
+ * then the product with the dropout factor 65536 / (65536 - drop_threshold), then the conversion to x's type. x and
+ * out have `rank` dimensions: batch, any others, sequence, channels; rank 2 has no batch. out may be x. */
 typedef struct {
   int32_t rank;                        /* 2 .. SINPE_MAX_RANK */
   int64_t sizes[SINPE_MAX_RANK];       /* the last must be the plan's dim */
@@ -89,14 +89,15 @@ typedef struct {
   const void* x;
   void* out;
   sinpe_dtype dtype;
-  double scale, alpha;
-  int64_t start;         /* without positions: row s is at plan.start + start + s */
   const void* positions; /* null, or one position per (batch, sequence) element, to which nothing is added */
   sinpe_dtype position_dtype;
-  int64_t position_strides[2];     /* batch, sequence; 0 broadcasts */
-  int32_t positions_are_starts;    /* nonzero: int64, one per batch element; row s is at positions[b] + s */
-  const uint8_t* padding_mask;     /* null, or nonzero for rows to which no encoding is added */
-  int64_t mask_strides[2];         /* batch, sequence */
+  int64_t position_strides[2]; /* batch, sequence; 0 broadcasts */
+  const uint8_t* padding_mask; /* null, or nonzero for rows to which no encoding is added */
+  int64_t mask_strides[2];     /* batch, sequence */
+  double alpha;
+  int64_t start;                /* without positions: row s is at plan.start + start + s */
+  int32_t positions_are_starts; /* nonzero: int64, one per batch element; row s is at positions[b] + s */
+  double scale;
   sinpe_dropout_arguments dropout; /* all zero: no dropout */
 } sinpe_add_arguments;
 
@@ -116,14 +117,14 @@ SINPE_API sinpe_status sinpe_add_grid(const int64_t* grid, int64_t grid_words, c
  * gives the gradient with respect to x. */
 SINPE_API sinpe_status sinpe_dropout(const sinpe_add_arguments* arguments);
 
-/* For each row of x, the sum over its channels of mask * x * slopes * PE, where mask is 0 or the dropout factor.
- * Products and sums are in double, in an order that depends only on dim. Padded rows give 0. If x is the gradient of
- * sinpe_add's result, the total of the sums is the gradient of alpha; with the plan of the derivative and the angular
- * frequencies as `slopes`, each sum is the gradient of a position.
+/* For each row of x, the sum over its channels of mask * x * angular_frequencies * PE, where mask is 0 or the dropout
+ * factor. Products and sums are in double, in an order that depends only on dim. Padded rows give 0. If x is the
+ * gradient of sinpe_add's result, the total of the sums is the gradient of alpha; with the plan of the derivative and
+ * its angular_frequencies, each sum is the gradient of a position.
  *   arguments: as for sinpe_add; scale, alpha and out_strides are not read; out: double, one per row of x, row-major
- *   slopes: null (ones), or dim factors */
+ *   angular_frequencies: null (ones), or dim factors */
 SINPE_API sinpe_status sinpe_row_dots(const int64_t* plan, int64_t plan_words, const sinpe_add_arguments* arguments,
-                                      const double* slopes);
+                                      const double* angular_frequencies);
 
 /* out = dropout(scale * weight[id] + alpha * PE) for each id. */
 typedef struct {
