@@ -301,7 +301,7 @@ class DifferentiableGrid(torch.autograd.Function):
 
 
 class GridAdd(SequenceAdd):
-    """The arguments of `add` with a grid or with extra tokens, after all checks.
+    """`add` with a grid, or with extra tokens.
 
     Attributes:
         is_exact: whether the kernels support the encodings of all axes.

@@ -45,7 +45,7 @@ ROWS = [
     {"padding_mask": torch.tensor([[True, False, True], [False, False, True]]), "start": 9, "scale": -0.0},
     {"padding_mask": torch.tensor([[False], [True]]).expand(2, 3), "encoding": "t2t"},
 ]
-OTHERS = [
+ROW_OTHERS = [  # of add and embed
     {"positions": torch.arange(3), "start": 1},
     {"positions": torch.arange(3), "start": torch.tensor(0)},
     {"positions": torch.arange(4)},
@@ -67,6 +67,9 @@ OTHERS = [
     {"padding_mask": torch.zeros(3, 3, dtype=torch.bool)},
     {"padding_mask": torch.zeros(2, 1, dtype=torch.bool)},
     {"start": True},
+]
+OTHERS = [
+    *ROW_OTHERS,
     {"start": 2**63 - 1},
     {"scale": 2},
     {"dropout": 0.5, "seed": 1},
@@ -689,27 +692,7 @@ def test_layer_in_eval_takes_the_fast_path(monkeypatch) -> None:
 
 
 EMBED_OTHERS = [
-    {"positions": torch.arange(3), "start": 1},
-    {"positions": torch.arange(3), "start": torch.tensor(0)},
-    {"positions": torch.arange(4)},
-    {"positions": torch.arange(3, dtype=torch.int32)},
-    {"positions": torch.arange(3, dtype=torch.float16)},
-    {"positions": torch.zeros(3, dtype=torch.float64, requires_grad=True)},
-    {"positions": torch.zeros(3, 3, dtype=torch.int64)},
-    {"positions": torch.zeros(1, 1, 3, dtype=torch.int64)},
-    {"positions": [0, 1, 2]},
-    {"positions": torch._neg_view(torch.zeros(3))},
-    {"start": torch.tensor(5), "encoding": sinpe.Encoding(8, start=1)},
-    {"start": torch.tensor(5.0)},
-    {"start": torch.tensor([1, 2, 3])},
-    {"start": torch.tensor([[1, 2]])},
-    {"start": torch.tensor([2**63 - 1, 0])},
-    {"start": torch.tensor(5, dtype=torch.int32)},
-    {"padding_mask": MASK[:2]},
-    {"padding_mask": MASK.long()},
-    {"padding_mask": torch.zeros(3, 3, dtype=torch.bool)},
-    {"padding_mask": torch.zeros(2, 1, dtype=torch.bool)},
-    {"start": True},
+    *ROW_OTHERS,
     {"scale": 2},
     {"dropout": 0.5, "seed": 1},
     {"seed": 1},
