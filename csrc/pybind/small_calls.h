@@ -52,7 +52,7 @@ inline PythonObjects python{};
 // Interned names of attributes and methods of a tensor, and a tuple with the name of the only keyword.
 struct Names {
   PyObject *untyped_storage, *nbytes, *storage_offset, *requires_grad, *is_neg, *is_inference, *new_empty, *dtype,
-      *dtype_alone;
+      *clone, *dtype_alone;
 };
 inline Names names{};
 
@@ -78,6 +78,7 @@ inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
            PyUnicode_InternFromString("is_inference"),
            PyUnicode_InternFromString("new_empty"),
            PyUnicode_InternFromString("dtype"),
+           PyUnicode_InternFromString("clone"),
            Py_BuildValue("(s)", "dtype")};
   if (PyErr_Occurred() != nullptr) return nullptr;
   for (Py_ssize_t k = 1; k <= kObjects; ++k) Py_INCREF(items[k]);
@@ -306,13 +307,22 @@ inline bool is_within_storage(PyObject* object, const Tensor& t, int64_t element
   return offset >= 0 && offset <= bytes && (offset + elements) * (t.bits / 8) <= bytes;
 }
 
-// Whether a tensor can be read directly, without recording for autograd.
-inline bool is_readable(PyObject* x, bool may_be_parameter = false) {
-  if (!has_type(x, python.tensor) && !(may_be_parameter && has_type(x, python.parameter))) return false;
+// Whether autograd records what is computed from a tensor.
+inline bool needs_grad(PyObject* x) {
   PyObject* requires_grad = PyObject_GetAttr(x, names.requires_grad);
   Py_XDECREF(requires_grad);
-  if (requires_grad != Py_False && (requires_grad == nullptr || returns_true(python.is_grad_enabled))) return false;
+  return requires_grad != Py_False && (requires_grad == nullptr || returns_true(python.is_grad_enabled));
+}
+
+// Whether a tensor's memory has its values.
+inline bool has_values(PyObject* x, bool may_be_parameter = false) {
+  if (!has_type(x, python.tensor) && !(may_be_parameter && has_type(x, python.parameter))) return false;
   return returns_false(x, names.is_neg);
+}
+
+// Whether a tensor can be read directly, without recording for autograd.
+inline bool is_readable(PyObject* x, bool may_be_parameter = false) {
+  return has_values(x, may_be_parameter) && PyErr_Occurred() == nullptr && !needs_grad(x);
 }
 
 // Whether `out` can be written directly. A lazy copy (copy-on-write) is deferred until an address for writing is
@@ -517,7 +527,11 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const int intercepted = is_intercepted();
   if (intercepted < 0) return nullptr;
   if (intercepted > 0) Py_RETURN_NONE;
-  if (!is_readable(object) || !(is_new || is_writable(result))) return use_general_path();
+  if (!has_values(object) || !(is_new || is_writable(result))) return use_general_path();
+  // The result is then a copy recorded by torch, whose gradient is the same as that of x + PE: d x = d out.
+  const bool learns = needs_grad(object);
+  const bool can_learn = is_new && PyFloat_AS_DOUBLE(PyTuple_GET_ITEM(given, kScale)) == 1.0;
+  if (PyErr_Occurred() != nullptr || (learns && !can_learn)) return use_general_path();
   Tensor x, out;
   int dtype = dtype_of(object, &x);
   if (dtype < 0) Py_RETURN_NONE;
@@ -536,8 +550,13 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
     dtype = dtype_of(object, &x);  // again: other threads may have run in between
     if (dtype < 0 || (grid.holder != nullptr && !is_for(grid, encoding, x, dtype))) Py_RETURN_NONE;
   }
-  result = is_new ? PyObject_CallOneArg(python.empty_like, object) : Py_NewRef(result);
   const int64_t elements = count_elements(x), size = elements * (x.bits / 8);
+  if (learns) {
+    if (!is_within_storage(object, x, elements)) return use_general_path();
+    result = PyObject_CallMethodNoArgs(object, names.clone);
+  } else {
+    result = is_new ? PyObject_CallOneArg(python.empty_like, object) : Py_NewRef(result);
+  }
   const auto distance = [&] { return static_cast<char*>(out.data) - static_cast<char*>(x.data); };
   const bool fits = result != nullptr && dtype_of(result, &out) == dtype && are_alike(x, out) &&
                     (distance() == 0 || distance() >= size || distance() <= -size) &&

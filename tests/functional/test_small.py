@@ -120,6 +120,42 @@ def test_fast_path_is_bitwise_equal(arguments, dtype, monkeypatch) -> None:
     assert torch.equal(x, some(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"start": 7}, {"alpha": 0.5}, {"alpha": torch.tensor(0.5)}, {"padding_mask": MASK}, {"encoding": "mae2d"}],
+    ids=lambda arguments: "-".join(arguments),
+)
+def test_gradient_of_x(arguments, dtype, monkeypatch) -> None:
+    """Without dropout and scale the gradient is that of the result, of any order."""
+    x, grad = some(dtype).requires_grad_(), some(dtype).flip(0)
+    if "encoding" in arguments:
+        x = x.detach().reshape(2, 3, 2, 4).requires_grad_()
+    want = add_general(x.detach(), monkeypatch, **arguments)
+    monkeypatch.setattr(functional, "add_call", fail_general)
+    got = sinpe.add(x, **arguments)
+    assert torch.equal(got.detach().view(torch.uint8), want.view(torch.uint8))
+    assert not got.is_leaf and got.data_ptr() != x.data_ptr()
+    (first,) = torch.autograd.grad(got, x, grad.reshape(got.shape), create_graph=True)
+    assert torch.equal(first, grad.reshape(got.shape))
+    got = sinpe.add(x, **arguments)
+    (first,) = torch.autograd.grad((got * got).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert torch.equal(first.detach(), 2 * want) and torch.equal(second, torch.full_like(second, 2))
+    with torch.no_grad():
+        assert not sinpe.add(x, **arguments).requires_grad
+
+
+@pytest.mark.parametrize("arguments", [{"scale": 2.0}, {"alpha": torch.tensor(0.5, requires_grad=True)}])
+def test_other_gradients_take_the_general_path(arguments, monkeypatch) -> None:
+    x = some().requires_grad_()
+    monkeypatch.setattr(functional, "add_call", fail_general)
+    with pytest.raises(AssertionError, match="general path taken"):
+        sinpe.add(x, **arguments)
+    with pytest.raises(AssertionError, match="general path taken"):
+        sinpe.add_(x * 1)
+
+
 @pytest.mark.parametrize("arguments", OTHERS, ids=lambda arguments: "-".join(arguments))
 def test_other_arguments_take_the_general_path(arguments, monkeypatch) -> None:
     monkeypatch.setattr(functional, "add_call", fail_general)
@@ -267,7 +303,7 @@ def test_other_calls_with_a_grid_take_the_general_path(arguments, monkeypatch) -
     with pytest.raises(AssertionError, match="general path taken"):
         sinpe.add(x.movedim(1, 2), grid)  # not contiguous
     with pytest.raises(AssertionError, match="general path taken"):
-        sinpe.add(x.requires_grad_(), grid)
+        sinpe.add(x.requires_grad_(), grid, scale=2.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -396,7 +432,9 @@ def unsupported_tensors() -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]
     with torch.inference_mode():
         unwritable = torch.empty(2, 3, 8)
     return {
-        "a gradient": (x.clone().requires_grad_(), None),
+        "a gradient and an out": (x.clone().requires_grad_(), some()),
+        "a gradient past the storage": (past_storage().requires_grad_(), None),
+        "a gradient of an inner tensor": (x.clone().requires_grad_() * 2, torch.empty(2, 3, 8)),
         "an int": (x.long(), None),
         "one dimension": (x[0, 0], None),
         "other channels": (x[..., :6], None),
