@@ -107,8 +107,16 @@ def trained(calls: Calls, wanted: Tensor, grad: Tensor) -> Calls:
     return both(ours), both(eager)
 
 
+def train_plain(f: Fixture) -> Calls:
+    return trained(plain(f), f.x, f.grad)
+
+
 def train(f: Fixture) -> Calls:
     return trained(dropout(f), f.x, f.grad)
+
+
+def embed_train_plain(f: Fixture) -> Calls:
+    return trained(embed(f), f.weight, f.grad)
 
 
 def embed_train(f: Fixture) -> Calls:
@@ -149,7 +157,9 @@ def rows(device: str) -> Iterable[Row]:
         ("embed", "embed", embed, False, 1.1),
         ("embed_start", "embed, start=7", partial(embed, start=AT), False, 1.1),
         ("embed_dropout", "embed + dropout", embed_dropout, True, 1.1),
+        ("train_plain", "add, backward", train_plain, False, 1.1),
         ("train", "add + dropout, backward", train, True, 1.1),
+        ("embed_train_plain", "embed, backward", embed_train_plain, False, 1.1),
         ("embed_train", "embed + dropout, backward", embed_train, True, 1.1),
         ("layer_train", "layer, backward", layer_train, True, 1.1),
         ("grid", "add, mae2d", grid, False, 2.0),

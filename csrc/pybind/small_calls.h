@@ -10,6 +10,9 @@
 
 #include <Python.h>
 
+#include <cmath>
+
+#include "core/tree_sum.h"
 #include "sinpe/sinpe.h"
 
 namespace sinpe_small {
@@ -44,7 +47,7 @@ inline const Exchange* exchange = nullptr;
 // The objects passed to `set_up`, never released; see `set_up` in sinpe_ext/operations/small.py.
 struct PythonObjects {
   PyObject *tensor, *empty_like, *is_lazy, *is_grad_enabled, *is_inference_mode, *increment_version;
-  PyObject *parameter, *empty, *float32;
+  PyObject *parameter, *empty, *float32, *embedding;
   PyObject *conditions, *variables, *is_intercepted, *plan_of, *grid_of;
 };
 inline PythonObjects python{};
@@ -62,28 +65,23 @@ inline Names names{};
 // functions can be used.
 inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
   constexpr Py_ssize_t kObjects = sizeof(PythonObjects) / sizeof(PyObject*);
-  if (count != 1 + kObjects || !PyTuple_Check(items[10]) || !PyTuple_Check(items[11])) {
-    PyErr_SetString(PyExc_TypeError, "set_up: expected DLPack's exchange functions in a capsule, and fourteen objects");
+  if (count != 1 + kObjects || !PyTuple_Check(items[11]) || !PyTuple_Check(items[12])) {
+    PyErr_SetString(PyExc_TypeError, "set_up: expected DLPack's exchange functions in a capsule, and fifteen objects");
     return nullptr;
   }
   if (exchange != nullptr) Py_RETURN_TRUE;
   const auto* offered = static_cast<const Exchange*>(PyCapsule_GetPointer(items[0], "dlpack_exchange_api"));
   PyErr_Clear();  // raised for a capsule of another name
   if (offered == nullptr || offered->major != 1 || offered->describe == nullptr) Py_RETURN_FALSE;
-  names = {PyUnicode_InternFromString("untyped_storage"),
-           PyUnicode_InternFromString("nbytes"),
-           PyUnicode_InternFromString("storage_offset"),
-           PyUnicode_InternFromString("requires_grad"),
-           PyUnicode_InternFromString("is_neg"),
-           PyUnicode_InternFromString("is_inference"),
-           PyUnicode_InternFromString("new_empty"),
-           PyUnicode_InternFromString("dtype"),
-           PyUnicode_InternFromString("clone"),
-           Py_BuildValue("(s)", "dtype")};
+  names = {PyUnicode_InternFromString("untyped_storage"), PyUnicode_InternFromString("nbytes"),
+           PyUnicode_InternFromString("storage_offset"),  PyUnicode_InternFromString("requires_grad"),
+           PyUnicode_InternFromString("is_neg"),          PyUnicode_InternFromString("is_inference"),
+           PyUnicode_InternFromString("new_empty"),       PyUnicode_InternFromString("dtype"),
+           PyUnicode_InternFromString("clone"),           Py_BuildValue("(s)", "dtype")};
   if (PyErr_Occurred() != nullptr) return nullptr;
   for (Py_ssize_t k = 1; k <= kObjects; ++k) Py_INCREF(items[k]);
-  python = {items[1], items[2], items[3],  items[4],  items[5],  items[6],  items[7],
-            items[8], items[9], items[10], items[11], items[12], items[13], items[14]};
+  python = {items[1], items[2],  items[3],  items[4],  items[5],  items[6],  items[7], items[8],
+            items[9], items[10], items[11], items[12], items[13], items[14], items[15]};
   exchange = offered;
   Py_RETURN_TRUE;
 }
@@ -669,12 +667,42 @@ inline bool is_plain_embed(PyObject* given) {
   return plain;
 }
 
-// Whether padding_idx, None or an int, is a row of weight.
-inline bool is_row(PyObject* padding_idx, int64_t rows) {
+// Sets *row to the index of padding_idx, None or an int, -1 for None; returns false if it is not a row of weight.
+inline bool get_padding_row(PyObject* padding_idx, int64_t rows, int64_t* row) {
+  *row = -1;
   if (padding_idx == Py_None) return true;
   int overflow = 0;
-  const int64_t row = PyLong_AsLongLongAndOverflow(padding_idx, &overflow);
-  return overflow == 0 && row >= -rows && row < rows;
+  *row = PyLong_AsLongLongAndOverflow(padding_idx, &overflow);
+  if (overflow != 0 || *row < -rows || *row >= rows) return false;
+  if (*row < 0) *row += rows;
+  return true;
+}
+
+// Whether torch's gradient of scale * weight[ids] has the bits of ours, for a scale that is a power of two: torch
+// multiplies each term by it, not the sum. In 16 bits it would round each partial sum; the sum of more terms is a tree.
+inline bool has_gradient_of_torch(const Tensor& weight, const Tensor& ids) {
+  return weight.bits >= 32 && count_elements(ids) <= sinpe::terms_under(1);
+}
+inline bool is_power_of_two(double scale) {
+  int exponent = 0;
+  return scale >= 1.0 && scale <= 1024.0 && std::frexp(scale, &exponent) == 0.5;
+}
+
+// scale * weight[ids] as computed and recorded by torch; null with an exception.
+inline PyObject* recorded_embedding(PyObject* weight, PyObject* ids, int64_t padding_row, PyObject* sparse,
+                                    PyObject* scale) {
+  PyObject* row = PyLong_FromLongLong(padding_row);
+  if (row == nullptr) return nullptr;
+  PyObject* result = PyObject_CallFunctionObjArgs(python.embedding, weight, ids, row, Py_False, sparse, nullptr);
+  Py_DECREF(row);
+  if (result == nullptr) {  // an id out of range; the general path raises the error
+    if (PyErr_ExceptionMatches(PyExc_IndexError)) PyErr_Clear();
+    return nullptr;
+  }
+  if (PyFloat_AS_DOUBLE(scale) == 1.0) return result;
+  PyObject* scaled = PyNumber_Multiply(result, scale);
+  Py_DECREF(result);
+  return scaled;
 }
 
 // small_embed(given) -> a new tensor, or None for arguments that it does not take.
@@ -689,28 +717,36 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const int intercepted = is_intercepted();
   if (intercepted < 0) return nullptr;
   if (intercepted > 0) Py_RETURN_NONE;
-  if (!is_readable(at(kIds)) || !is_readable(at(kWeight), true)) return use_general_path();
+  if (!is_readable(at(kIds)) || !has_values(at(kWeight), true)) return use_general_path();
+  // The result is then torch's own scale * weight[ids], whose gradient is that of the sum.
+  const bool learns = needs_grad(at(kWeight));
+  if (PyErr_Occurred() != nullptr || (learns && !is_power_of_two(PyFloat_AS_DOUBLE(at(kWeightScale)))))
+    return use_general_path();
   Tensor ids, weight, out;
+  int64_t padding_row = -1;
   const auto operands = [&] {
     return describe(at(kIds), &ids) && ids.kind == kInt && ids.bits == 64 && ids.rank > 0 &&
            ids.rank + 1 < SINPE_MAX_RANK && count_elements(ids) > 0 && describe(at(kWeight), &weight) &&
            weight.rank == 2 && float_type(weight) >= 0 && weight.sizes[0] > 0 && weight.sizes[1] > 0 &&
-           weight.strides[0] >= 0 && (weight.strides[1] == 1 || weight.sizes[1] == 1);
+           weight.strides[0] >= 0 && (weight.strides[1] == 1 || weight.sizes[1] == 1) &&
+           (!learns || has_gradient_of_torch(weight, ids)) &&
+           get_padding_row(at(kPaddingIdx), weight.sizes[0], &padding_row) &&
+           is_within_storage(at(kIds), ids, count_elements(ids)) &&
+           is_within_storage(at(kWeight), weight, (weight.sizes[0] - 1) * weight.strides[0] + weight.sizes[1]);
   };
-  if (!operands()) Py_RETURN_NONE;
+  if (!operands()) return use_general_path();
   const int64_t dim = weight.sizes[1];
   Plan plan = cached_plan(at(kEmbedEncoding), dim);
   if (plan.holder == nullptr) plan = new_plan(at(kEmbedEncoding), dim);
   const Reference holder{plan.holder};
   if (holder.object == nullptr || count_elements(ids) > kMaxElements / dim) return use_general_path();
-  PyObject* result = new_rows(at(kWeight), ids, dim, nullptr);
+  PyObject* result = learns ? recorded_embedding(at(kWeight), at(kIds), padding_row, at(kSparse), at(kWeightScale))
+                            : new_rows(at(kWeight), ids, dim, nullptr);
   const int dtype = result == nullptr ? -1 : dtype_of(result, &out);
   bool done = false;
   // Described again, because other threads may have run in between.
   if (dtype >= 0 && operands() && float_type(weight) == dtype && weight.sizes[1] == dim &&
-      count_elements(ids) * dim == count_elements(out) && is_row(at(kPaddingIdx), weight.sizes[0]) &&
-      is_within_storage(at(kIds), ids, count_elements(ids)) &&
-      is_within_storage(at(kWeight), weight, (weight.sizes[0] - 1) * weight.strides[0] + dim)) {
+      count_elements(ids) * dim == count_elements(out)) {
     sinpe_embed_arguments e{};
     e.add = arguments_of(out, out, dtype);
     e.add.x = weight.data;

@@ -81,6 +81,7 @@ def set_up(module: Any) -> bool:
         nn.Parameter,
         torch.empty,
         torch.float32,
+        torch.embedding,
     )
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     conditions = torch_state.CONDITIONS, torch_state.VARIABLES, torch_state.is_intercepted

@@ -752,7 +752,6 @@ def test_other_arguments_of_embed_take_the_general_path(arguments, monkeypatch) 
         sinpe.embed(ids, weight, **{"encoding": PE, **arguments})
     for others in (
         (ids.int(), weight),
-        (ids, weight.clone().requires_grad_()),
         (ids, weight.long()),
     ):
         with pytest.raises(AssertionError, match="general path taken"):
@@ -777,6 +776,56 @@ def test_embed_is_bitwise_equal(shape, arguments, dtype, monkeypatch) -> None:
             got = sinpe.embed(rows, weight, padding_idx=3, **arguments)
         assert type(got) is torch.Tensor and got.is_contiguous() and got.shape == (*shape, 8)
         assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("arguments", [{}, {"scale": 16.0}, {"padding_idx": 3}, {"padding_idx": -2, "start": 5}])
+def test_gradient_of_weight(arguments, sparse, dtype, monkeypatch) -> None:
+    """The gradient of torch's own lookup has the bits of ours, -0 and NaN included."""
+    ids, grad = torch.randint(0, 7, (4, 16)), torch.randn(4, 16, 24, dtype=dtype)
+    grad[ids == 1], grad[0, :, 0], grad[1, :, 1] = -0.0, float("nan"), float("inf")
+    weight = torch.nn.Parameter(torch.randn(9, 24, dtype=dtype))
+
+    def both() -> list[torch.Tensor]:
+        result = sinpe.embed(ids, weight, sparse=sparse, **arguments)
+        (to_weight,) = torch.autograd.grad(result, weight, grad)
+        if not sparse:
+            return [result.detach(), to_weight]
+        assert not to_weight.is_coalesced()
+        return [result.detach(), to_weight._indices(), to_weight._values()]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(plain, "call", lambda *_: None)
+        want = both()
+    monkeypatch.setattr(functional, "embed_call", fail_general)
+    for a, b in zip(both(), want, strict=True):
+        assert torch.equal(torch.where(a.isnan(), 0, a), torch.where(b.isnan(), 0, b))
+        assert torch.equal(a.isnan(), b.isnan()) and torch.equal(torch.signbit(a), torch.signbit(b))
+    once = sinpe.embed(ids, weight, sparse=False, **arguments)
+    (first,) = torch.autograd.grad((once * once).sum(), weight, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), weight)
+    counts = torch.bincount(ids.flatten(), minlength=9).to(dtype)
+    if "padding_idx" in arguments:
+        counts[arguments["padding_idx"]] = 0
+    want = (2 * arguments.get("scale", 1.0) ** 2 * counts).unsqueeze(1).expand(9, 24)
+    torch.testing.assert_close(second, want)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"scale": 3.0}, {"scale": 0.5}, {"scale": 2048.0}, {"alpha": torch.tensor(0.5, requires_grad=True)}]
+)
+def test_other_gradients_of_weight_take_the_general_path(arguments, monkeypatch) -> None:
+    monkeypatch.setattr(functional, "embed_call", fail_general)
+    ids, weight = torch.arange(6), torch.nn.Parameter(torch.randn(9, 8))
+    with pytest.raises(AssertionError, match="general path taken"):
+        sinpe.embed(ids, weight, **arguments)
+    for other_ids, other in ((ids, torch.nn.Parameter(torch.randn(9, 8).half())), (torch.zeros(65).long(), weight)):
+        with pytest.raises(AssertionError, match="general path taken"):
+            sinpe.embed(other_ids, other)
+    monkeypatch.undo()
+    with pytest.raises(IndexError, match="ids"):
+        sinpe.embed(torch.tensor([9]), weight)
 
 
 def test_embed_of_damaged_tensors_takes_the_general_path(monkeypatch) -> None:

@@ -69,7 +69,7 @@ MAY_INCLUDE = {  # csrc/README.md
     "cpu": {"cpu", "core", "sinpe"},
     "cuda": {"cuda", "core", "sinpe"},
     "torch": {"torch", "core", "sinpe", "cuda", "cpu"},
-    "pybind": {"pybind", "sinpe"},
+    "pybind": {"pybind", "core", "sinpe"},
 }
 
 
