@@ -15,6 +15,7 @@ from .encodings.tracing import refuse_jit_trace
 from .encodings.values import INT64_MAX, INT64_MIN, addressable, dense_tensor, integer, shown
 from .encodings.values import length as _length
 from .operations.nested import sequence_positions
+from .reference.tiles import widest
 
 __all__ = ["from_mask_2d", "from_padding_idx", "from_padding_mask", "grid", "packed", "relative"]
 
@@ -208,7 +209,7 @@ def from_mask_2d(
     scale: float = 2 * math.pi,
     eps: float = 1e-6,
     offset: float = 0.0,
-    dtype: torch.dtype = torch.float64,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Returns the (y, x) positions of DETR for the pixels of padded images, counted from 1 and without padding.
 
@@ -229,6 +230,7 @@ def from_mask_2d(
         eps: added to the divisor.
         offset: added to the count before normalization, -0.5 in some models of MMDetection.
         dtype: dtype of normalized positions and of the arithmetic: float64, or float32 to reproduce DETR's rounding.
+            None: float64; on a device without it (MPS), float64 arithmetic on the CPU, rounded to float32.
     Returns:
         `(*mask.shape, 2)`, y first; int64, or `dtype` if normalized. Padding has the count of the pixel before it.
     Raises:
@@ -237,8 +239,14 @@ def from_mask_2d(
         Carion et al. 2020, "End-to-End Object Detection with Transformers"; MMDetection for offset.
     """
     _mask("mask", mask, (2, 3), "(H, W) or (B, H, W)")
-    if dtype not in (torch.float32, torch.float64):
+    if dtype not in (None, torch.float32, torch.float64):
         raise TypeError(f"dtype: expected torch.float32 or torch.float64, got {dtype!r}; pass torch.float64")
+    if normalize and dtype != torch.float32 and widest(mask.device) != torch.float64:
+        if dtype is not None:
+            raise TypeError(f"dtype: expected torch.float32 on {mask.device.type}, got {dtype!r}; leave dtype out")
+        found = from_mask_2d(mask.cpu(), normalize=True, scale=scale, eps=eps, offset=offset)
+        return found.float().to(mask.device)
+    dtype = torch.float64 if dtype is None else dtype
     scale, eps, offset = values.factor("scale", scale), values.factor("eps", eps), values.factor("offset", offset)
     if offset and not normalize:
         raise ValueError(f"offset: expected 0 without normalize=True, got {offset}; pass normalize=True")

@@ -21,6 +21,7 @@ from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..functional import encode, table
 from ..identification import identify
+from ..reference.tiles import widest
 from .dropin import (
     MOST,
     Candidate,
@@ -354,7 +355,7 @@ def _timesteps(module: Any) -> list[Candidate] | Left | None:
     for spacing in SPACINGS:  # a large spacing of angles is less informative, so the last one found comes first
         if found and found[0].position_scale == 1.0:
             break
-        spaced = steps if spacing == 1.0 else steps.double() * spacing  # in float32 these would be rounded
+        spaced = steps if spacing == 1.0 else steps.to(widest(place)) * spacing  # in float32 these would be rounded
         given, _ = run(tried, _shape(spaced, rank))
         encoding = _known(None if given is None else given.float(), tuple(rows.shape))
         if encoding is not None:
@@ -533,7 +534,7 @@ def _gain(module: Any, name: str, steps: Tensor, place: torch.device) -> float:
         out = tried.forward(steps)
         if not isinstance(out, Tensor):
             raise Unclear("its output is no tensor")
-        outs.append(out.double())
+        outs.append(out.cpu().double())
         largest = max(largest, float((outs[-1] - outs[0]).abs().max()) / size / max(change, 1))
     return largest
 
@@ -550,18 +551,18 @@ def _dtypes(
     found = []
     for held in HELD if tables else (None,):
         for given in DTYPES:
-            if scale != 1.0 and not given.is_floating_point:
-                t = torch.tensor((0, 1, 2), device=place).to(given)
-            else:
-                t = exact.to(given)
             try:
+                if scale != 1.0 and not given.is_floating_point:
+                    t = torch.tensor((0, 1, 2), device=place).to(given)
+                else:
+                    t = exact.to(given)
                 rows = rows_of(t, held)
-            except Exception:  # a dtype that the module does not support: its own forward will be called
+            except Exception:  # a dtype that the module or the device lacks: the module's own forward will be called
                 continue
             if rows.shape != (len(t), encoding.dim) or rows.dtype not in HELD:
                 continue
             ours = encode(t.float() if t.is_floating_point() else t, encoding, dtype=rows.dtype)
-            limit = allowed(encoding, float(t.double().max()), rows.dtype)
+            limit = allowed(encoding, float(t.max()), rows.dtype)
             if (held is not None and held.itemsize == 2) or difference(rows, ours) <= limit:
                 found.append((held, given, rows.dtype))
     return tuple(found)

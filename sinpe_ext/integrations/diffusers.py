@@ -16,6 +16,7 @@ from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..functional import add, encode, table
 from ..positions import grid
+from ..reference.tiles import widest
 from .dropin import Candidate, DropIn, Left, has, number, owner, parameters, tensor_of
 from .measure import Probe
 
@@ -96,9 +97,8 @@ class PatchRows(DropIn):
         if torch.compiler.is_compiling() and whole != (usual, usual):
             # An Encoding cannot be created in a graph, so the coordinates are scaled instead.
             factors = [self.base_size / length / self.interpolation_scale for length in whole]
-            places = grid(shape, device=latent.device).double() * torch.tensor(factors, dtype=torch.float64).to(
-                latent.device
-            )
+            wide = widest(latent.device)
+            places = grid(shape, device=latent.device).to(wide) * torch.tensor(factors, dtype=wide).to(latent.device)
             return add(patches, self._sinpe_encoding, positions=places.flatten(0, 1), grid_shape=shape)
         return add(patches, self._sinpe_grid(whole), start=_corner(shape, whole), grid_shape=shape)
 

@@ -80,7 +80,8 @@ def difference(old: Any, new: Any) -> float:
 
 def _largest(old: Tensor, new: Tensor) -> float:
     """The largest absolute difference of two tensors; inf if NaN or infinite values differ."""
-    apart = (old.detach().double() - new.detach().double()).abs()
+    old, new = old.detach().cpu(), new.detach().cpu()
+    apart = (old.double() - new.double()).abs()
     # Equal infinities and NaNs count as no difference.
     return float(apart.masked_fill((old == new) | (old.isnan() & new.isnan()), 0.0).nan_to_num(nan=float("inf")).max())
 

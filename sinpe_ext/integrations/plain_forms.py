@@ -140,9 +140,9 @@ def as_attributes(
         ways = [[now, *_powers(tried, name, now)] for now in found]
         for pair in itertools.product(*ways):
             a, b = (getattr(changed_, now) if isinstance(now, str) else number_of(changed_, now) for now in pair)
-            expected = a * x.double() + float(b) * rows.double()
-            size = max(1.0, abs(a), abs(float(b)))
-            if float((out.double() - expected).abs().max()) <= CLOSE * 4 * size:
+            expected = float(a) * x.cpu().double() + float(b) * rows.cpu().double()
+            size = max(1.0, abs(float(a)), abs(float(b)))
+            if float((out.cpu().double() - expected).abs().max()) <= CLOSE * 4 * size:
                 found = list(pair)
                 names.append(name)
                 break
@@ -450,9 +450,10 @@ def _noise(shape: tuple[int, ...], dtype: torch.dtype, held: Tensor, rows: int, 
 
 def _factor(tried: Any, dim: int, got: Tensor, of: Tensor, what: str) -> float:
     """The ratio got / of: 1, or a number that follows from an attribute of the module or its number of channels."""
-    measured = float((got.double() * of.double()).sum() / of.double().square().sum())
     rounding = 1e-2 if got.dtype in (torch.bfloat16, torch.float16) else CLOSE
-    if not float((got.double() - measured * of.double()).abs().max()) <= rounding * max(1.0, abs(measured)) * 4:
+    got, of = got.cpu().double(), of.cpu().double()
+    measured = float((got * of).sum() / of.square().sum())
+    if not float((got - measured * of).abs().max()) <= rounding * max(1.0, abs(measured)) * 4:
         raise Unclear(f"its output is not a multiple of {what} plus something constant")
     own = [float(value) for value in vars(tried).values() if number(value)]
     own += [float(value) for value in tried._buffers.values() if value is not None and value.numel() == 1]
@@ -473,7 +474,7 @@ def _learned(tried: Any, name: str, given: Tensor, rows: Tensor, zeros: Tensor) 
             changed = run_or_raise(other, torch.zeros_like(zeros))
             got = changed.reshape(zeros.shape)
             got = got if got.dim() == 2 else got[0] if same_values(got[0], got[1]) else got[:, 0]
-        if not float((got.double() - value * rows.double()).abs().max()) <= CLOSE * (1 + abs(value)) * 4:
+        if not float((got.cpu().double() - value * rows.cpu().double()).abs().max()) <= CLOSE * (1 + abs(value)) * 4:
             raise Unclear(f"what its parameter `{name}` does is not clear")
     return name
 

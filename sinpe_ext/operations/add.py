@@ -26,7 +26,7 @@ from ..encodings.encoding import Encoding
 from ..encodings.tracing import refuse_jit_trace
 from ..operator import Operator, one_by_one
 from ..reference import apply, philox
-from ..reference.tiles import accumulation, arranged
+from ..reference.tiles import accumulation, arranged, widest
 from . import checks, dropout, encoded_rows, plans
 from .checks import Target
 from .dropout import DROPOUT, scaled
@@ -271,7 +271,7 @@ class Sum:
         alpha = self.alpha
         if alpha is None or isinstance(alpha, Tensor):
             return alpha
-        return dropout.number(alpha, torch.float64, self.device)
+        return dropout.number(alpha, widest(self.device), self.device)
 
     # In torch operations, which compilers can fuse with others and torch.func can transform.
 
@@ -536,7 +536,7 @@ def position_gradient(grad: Tensor, a: Add | Embed) -> Tensor:
     assert a.positions is not None
     partner, angular_frequencies = derivative_plan(a.plan, grad.shape[-1])
     each = ROW_DOTS(*row_dots_of(grad, a)._replace(plan=partner, angular_frequencies=angular_frequencies))
-    return reduced(each * a.alpha.double() if isinstance(a.alpha, Tensor) else each, a.positions)
+    return reduced(each * a.alpha.to(each.dtype) if isinstance(a.alpha, Tensor) else each, a.positions)
 
 
 ADD = Operator(
@@ -603,7 +603,7 @@ ADD_BACKWARD = Operator(
     "add_backward(Tensor grad, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? seed, SymInt start, "
     "bool positions_are_starts, float scale, int drop_threshold, SymInt[] rng_offsets) -> (Tensor, Tensor)",
     reference=_gradients,
-    fake=lambda grad, *_: (torch.empty_like(grad), grad.new_empty(grad.shape[:-1], dtype=torch.float64)),
+    fake=lambda grad, *_: (torch.empty_like(grad), encoded_rows.empty_dots(grad)),
     vmap=one_by_one("add_backward"),
     derivative=(_gradients_setup, _gradients_backward),
 )

@@ -16,7 +16,7 @@ from ..encodings.plan import plan as _plan_of
 from ..encodings.values import position_range
 from ..operator import Operator, one_by_one
 from ..reference import apply, float32_angle
-from ..reference.tiles import accumulation, arranged
+from ..reference.tiles import accumulation, arranged, widest
 from . import onnx
 from .dropout import scaled
 from .plans import (
@@ -231,6 +231,11 @@ ENCODE = Operator(
 )
 
 
+def empty_dots(grad: Tensor) -> Tensor:
+    """An empty tensor like the result of `row_dots`."""
+    return grad.new_empty(grad.shape[:-1], dtype=widest(grad.device))
+
+
 def _row_dots(*operands: Any) -> Tensor:
     a = RowDots(*operands)
     return apply.row_dots(decoded(a.plan), a)
@@ -273,7 +278,7 @@ ROW_DOTS = Operator(
     "row_dots(Tensor grad, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? angular_frequencies, "
     "Tensor? seed, SymInt start, bool positions_are_starts, int drop_threshold, SymInt[] rng_offsets) -> Tensor",
     reference=_row_dots,
-    fake=lambda grad, *_: grad.new_empty(grad.shape[:-1], dtype=torch.float64),
+    fake=lambda grad, *_: empty_dots(grad),
     vmap=one_by_one("row_dots"),
     derivative=(_row_dots_setup, _row_dots_backward),
 )

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..encodings.plan import Plan
 from ..encodings.values import position_range
 from . import philox, tree_sum
-from .tiles import Rows, accumulation, arranged, block
+from .tiles import Rows, accumulation, arranged, block, widest
 
 if TYPE_CHECKING:
     from ..operations.records import Add, Dropout, Embed, EmbedBackward, RowDots
@@ -84,11 +84,14 @@ def row_dots(plan: Plan, a: RowDots) -> Tensor:
         a.grad: as x of `add`; positions, start and padding_mask are as in `add`, too.
         a.angular_frequencies: float64, (dim,), a factor for each channel; None: ones.
     Returns:
-        float64, grad.shape[:-1], contiguous.
+        grad.shape[:-1], contiguous, float64, on devices without it float32.
     Accuracy:
         products and sums in float64; the order of summation depends on dim alone.
     """
-    grad = a.grad
+    grad, dtype = a.grad, widest(a.grad.device)
+    if dtype != torch.float64:
+        on_cpu = {name: t.cpu() for name, t in a._asdict().items() if isinstance(t, Tensor)}
+        return row_dots(plan, a._replace(**on_cpu)).to(dtype).to(grad.device)
     source = _rows(plan, a, grad, grad.shape[-2])
     result = torch.zeros(grad.shape[:-1], dtype=torch.float64, device=grad.device)
     if a.drop_threshold == philox.DROP_ALL or not grad.numel():
@@ -185,8 +188,7 @@ def embed_backward(b: EmbedBackward) -> Tensor:
         sums, keep = _sums(sums, keep, nodes, count, acc), None
     # A row without a token is +0 whatever the sign of the factor.
     factors = torch.ones(b.num_embeddings, dtype=acc, device=grad.device)
-    factor = torch.full((), b.scale * philox.kept_scale(b.drop_threshold), dtype=torch.float64, device=grad.device)
-    factors.index_fill_(0, flat, factor.to(acc))
+    factors.index_fill_(0, flat, b.scale * philox.kept_scale(b.drop_threshold))
     if b.padding_idx >= 0:
         sums[b.padding_idx], factors[b.padding_idx] = 0.0, 1.0
     return sums.mul_(factors.unsqueeze(-1)).to(grad.dtype)

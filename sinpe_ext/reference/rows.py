@@ -20,7 +20,7 @@ from .arrays import Array, Arrays, arrays
 # Up to this many entries are resolved one by one (20 to 50 us each) rather than by another pass of array operations.
 FEW = 12
 MAX_BLOCK_ROWS = 256  # rows rotated from one anchor; a directly evaluated row costs about 25 times a rotated one
-COMPUTED_HERE = ("cpu", "cuda")  # devices with float64 and int64 shifts; for others rows are computed on the CPU
+COMPUTED_HERE = ("cpu", "cuda")  # devices with float64 and int64 shifts; for others results are computed on the CPU
 
 
 def table(

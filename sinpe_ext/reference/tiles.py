@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..encodings.plan import Plan
 from .arrays import arrays
-from .rows import encode, table
+from .rows import COMPUTED_HERE, encode, table
 
 FEWEST_ROWS = 16  # generated at a time even if the data is wide: with fewer, each row costs more
 
@@ -19,6 +19,11 @@ FEWEST_ROWS = 16  # generated at a time even if the data is wide: with fewer, ea
 def accumulation(*dtypes: torch.dtype) -> torch.dtype:
     """The dtype to which products and sums are rounded."""
     return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """float64; float32 for devices that may lack it, such as Apple's MPS."""
+    return torch.float64 if device.type in COMPUTED_HERE or device.type == "meta" else torch.float32
 
 
 def block(device: torch.device) -> int:
