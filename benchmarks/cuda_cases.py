@@ -88,10 +88,9 @@ def roofline(place: Place, dtype: torch.dtype, *, copy: bool) -> Subjects:
     return Subjects(call, call, moved=(2 if copy else 1) * x.numel() * x.element_size())
 
 
-def encode(place: Place, dtype: torch.dtype) -> Subjects:
+def encode(place: Place, dtype: torch.dtype, dim: int = 128) -> Subjects:
     """Rows at random positions."""
-    dim = 128
-    count = min(ENCODED, place.elements // dim)
+    count = min(ENCODED * 128, place.elements) // dim
     encoding, out = sinpe.Encoding(dim), torch.empty(count, dim, device=place.device, dtype=dtype)
     at = torch.randint(2**20, (count,), generator=torch.Generator().manual_seed(0)).to(place.device)
     frequency = torch.exp(peer.usual_parts(1, dim)[1].to(place.device) * (-math.log(peer.BASE) / dim))
@@ -296,6 +295,9 @@ ROWS = (
                  None, {"eager": None}),
         cuda_row(f"cuda_encode_{s}", f"CUDA: encode 1M positions x 128 {s}", partial(encode, dtype=dtype),
                  "out.fill_(1)", (1.15, 1.20)[narrow], {"usual formula": None}),
+        *(cuda_row(f"cuda_encode_{dim}_{s}", f"CUDA: encode random positions x {dim} {s}",
+                   partial(encode, dtype=dtype, dim=dim), "out.fill_(1)", None, {"usual formula": 1.0})
+          for dim in (2, 8, 32)),
     )),
 )
 # fmt: on

@@ -25,8 +25,29 @@ bool has_run(const int64_t* positions, int64_t count) {
   return false;
 }
 
+Position position_of(int64_t p) { return integer_position(p); }
+Position position_of(double p) { return float_position(p); }
+
+// Of few channels: a block of positions at a time.
+template <class T, class P>
+sinpe_status encode_blocks(const Plan& plan, const P* positions, int64_t count, T* out, int64_t stride) {
+  const NewPages pages;
+  return parallel_status(count, std::max<int64_t>(kBlockRows, kGrain / plan.dim), [&](int64_t begin, int64_t end) {
+    RowMaker rows(plan, nullptr);
+    PagesAhead ahead(pages, out + begin * stride, out + end * stride);
+    Position block[kBlockRows];
+    for (int64_t i = begin; i < end; i += kBlockRows) {
+      const int64_t n = std::min(kBlockRows, end - i);
+      for (int64_t r = 0; r < n; ++r) block[r] = position_of(positions[i + r]);
+      ahead.until(out + (i + n) * stride);
+      rows.block(block, n, out + i * stride, stride);
+    }
+  });
+}
+
 template <class T>
 sinpe_status encode(const Plan& plan, const int64_t* positions, int64_t count, T* out, int64_t stride) {
+  if (has_few_channels(plan)) return encode_blocks(plan, positions, count, out, stride);
   const std::unique_ptr<RowState> steps = shared_steps(plan, has_run(positions, count) ? count : 0);
   const NewPages pages;
   return parallel_status(count, std::max<int64_t>(1, kGrain / plan.dim), [&](int64_t begin, int64_t end) {
@@ -43,6 +64,7 @@ sinpe_status encode(const Plan& plan, const int64_t* positions, int64_t count, T
 
 template <class T, class Real>
 sinpe_status encode_real(const Plan& plan, const Real* positions, int64_t count, T* out, int64_t stride) {
+  if (has_few_channels(plan)) return encode_blocks(plan, positions, count, out, stride);
   return parallel_status(count, std::max<int64_t>(1, kGrain / plan.dim), [&](int64_t begin, int64_t end) {
     RowMaker rows(plan, nullptr);
     for (int64_t i = begin; i < end; ++i) rows.one(float_position(positions[i]), out + i * stride);

@@ -66,6 +66,22 @@ class RowMaker {
     }
   }
 
+  // Whether block() is faster than one row after another.
+  bool makes_blocks() const { return has_few_channels(plan_); }
+
+  // Rows at any n <= kBlockRows positions, if makes_blocks().
+  template <class T>
+  void block(const Position* positions, int64_t n, T* out, int64_t stride) {
+    double p[kBlockRows];
+    bool fast = true;
+    for (int64_t r = 0; r < n; ++r) {
+      fast = fast && fast_position(positions[r], plan_);
+      p[r] = positions[r].d;
+    }
+    if (fast && make_block(p, n, out, stride)) return;
+    for (int64_t r = 0; r < n; ++r) one(positions[r], out + r * stride);
+  }
+
   void one(Position p, float* row) {
     if (p.d - p.d != 0.0) return fill_nan(row);
     if (fast_position(p, plan_)) return kernels_.direct_float(plan_, p.d, row);
@@ -137,6 +153,19 @@ class RowMaker {
   }
   void stream(int64_t p, int64_t n, const StreamedRows<float16>& rows, const StreamOptions& options) {
     kernels_.stream_float16(*state_, p, n, rows, options);
+  }
+
+  bool make_block(const double* p, int64_t n, float* out, int64_t stride) {
+    return kernels_.block_float(plan_, p, n, out, stride);
+  }
+  bool make_block(const double* p, int64_t n, double* out, int64_t stride) {
+    return kernels_.block_double(plan_, p, n, out, stride);
+  }
+  bool make_block(const double* p, int64_t n, bfloat16* out, int64_t stride) {
+    return kernels_.block_bfloat16(plan_, p, n, out, stride);
+  }
+  bool make_block(const double* p, int64_t n, float16* out, int64_t stride) {
+    return kernels_.block_float16(plan_, p, n, out, stride);
   }
 
   const float* through_float(Position p) {

@@ -14,6 +14,11 @@ namespace sinpe {
 
 constexpr int kPanel = 16;  // oscillators that a kernel keeps in registers while it iterates over rows
 
+constexpr int64_t kBlockRows = 64;  // positions that a kernel for few channels takes at a time
+
+// Whether no stream fills a panel, most of whose lanes would compute nothing.
+inline bool has_few_channels(const Plan& plan) { return plan.n0 < kPanel && plan.n1 < kPanel; }
+
 constexpr int64_t padded(int64_t n) { return (n + kPanel - 1) / kPanel * kPanel; }
 
 // Assignment of a plan's channels to lanes of oscillators. Pairs: lane i provides the sine of one stream and the cosine
@@ -68,6 +73,12 @@ struct RowKernels {
   // One row, reduced directly, at a position for which fast_position() is true.
   void (*direct_float)(const Plan& plan, double position, float* row);
   void (*direct_double)(const Plan& plan, double position, double* row);
+  // Rows at n <= kBlockRows such positions, of a plan for which has_few_channels() is true; returns false, with none
+  // written, if a rounding is undecided.
+  bool (*block_float)(const Plan& plan, const double* positions, int64_t n, float* out, int64_t stride);
+  bool (*block_double)(const Plan& plan, const double* positions, int64_t n, double* out, int64_t stride);
+  bool (*block_bfloat16)(const Plan& plan, const double* positions, int64_t n, bfloat16* out, int64_t stride);
+  bool (*block_float16)(const Plan& plan, const double* positions, int64_t n, float16* out, int64_t stride);
   // Computes the state's steps; fast_position() must be true for position 1.
   void (*steps)(RowState& state);
   // Sets the state, bounds included, to the row at a position for which fast_position() is true (`fast`); otherwise

@@ -59,17 +59,23 @@ class Positions {
   template <class Real>
   void rows(RowMaker& maker, int64_t batch, int64_t row, int64_t n, Real* out, int64_t dim) const {
     if (are_consecutive()) return maker.run(first(batch) + row, n, out, dim);
-    const int64_t at = batch * a_.position_strides[0], step = a_.position_strides[1];
+    const int64_t step = a_.position_strides[1], at = batch * a_.position_strides[0] + row * step;
+    if (maker.makes_blocks()) {
+      Position block[kBlockRows];
+      for (int64_t r = 0; r < n; r += kBlockRows) {
+        const int64_t some = std::min(kBlockRows, n - r);
+        for (int64_t k = 0; k < some; ++k) block[k] = position(at + (r + k) * step);
+        maker.block(block, some, out + r * dim, dim);
+      }
+      return;
+    }
     for (int64_t r = 0; r < n;) {
       if (a_.position_dtype != SINPE_INT64) {
-        const int64_t i = at + (row + r) * step;
-        const double p = a_.position_dtype == SINPE_FLOAT32 ? static_cast<const float*>(a_.positions)[i]
-                                                            : static_cast<const double*>(a_.positions)[i];
-        maker.one(float_position(p), out + r * dim);
+        maker.one(position(at + r * step), out + r * dim);
         ++r;
         continue;
       }
-      const int64_t* p = static_cast<const int64_t*>(a_.positions) + at + (row + r) * step;
+      const int64_t* p = static_cast<const int64_t*>(a_.positions) + at + r * step;
       int64_t run = 1;
       while (r + run < n && p[(run - 1) * step] != INT64_MAX && p[run * step] == p[(run - 1) * step] + 1) ++run;
       maker.run(*p, run, out + r * dim, dim);
@@ -78,6 +84,15 @@ class Positions {
   }
 
  private:
+  // The i-th element of the positions.
+  Position position(int64_t i) const {
+    switch (a_.position_dtype) {
+      case SINPE_INT64: return integer_position(static_cast<const int64_t*>(a_.positions)[i]);
+      case SINPE_FLOAT32: return float_position(static_cast<const float*>(a_.positions)[i]);
+      default: return float_position(static_cast<const double*>(a_.positions)[i]);
+    }
+  }
+
   const sinpe_add_arguments& a_;
   int64_t first_;
 };

@@ -462,6 +462,13 @@ struct Rows {
   PyObject *start, *positions, *mask, *scale, *alpha;
 };
 
+// Whether one of them is a tensor that needs a gradient.
+inline bool needs_grad(const Rows& rows) {
+  for (PyObject* object : {rows.start, rows.positions, rows.alpha})
+    if (PyObject_TypeCheck(object, reinterpret_cast<PyTypeObject*>(python.tensor)) && needs_grad(object)) return true;
+  return false;
+}
+
 // Sets these arguments; returns false if the general path has to be taken.
 inline bool set_rows(const Rows& rows, int64_t own_start, int64_t bytes, sinpe_add_arguments* a) {
   PyObject *start = rows.start, *positions = rows.positions, *mask = rows.mask;
@@ -525,10 +532,12 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const int intercepted = is_intercepted();
   if (intercepted < 0) return nullptr;
   if (intercepted > 0) Py_RETURN_NONE;
-  if (!has_values(object) || !(is_new || is_writable(result))) return use_general_path();
+  if (!has_values(object, true) || !(is_new || is_writable(result))) return use_general_path();
+  const auto at = [given](Argument argument) { return PyTuple_GET_ITEM(given, argument); };
+  const Rows rows{at(kStart), at(kPositions), at(kMask), at(kScale), at(kAlpha)};
   // The result is then a copy recorded by torch, whose gradient is the same as that of x + PE: d x = d out.
   const bool learns = needs_grad(object);
-  const bool can_learn = is_new && PyFloat_AS_DOUBLE(PyTuple_GET_ITEM(given, kScale)) == 1.0;
+  const bool can_learn = is_new && PyFloat_AS_DOUBLE(rows.scale) == 1.0 && !needs_grad(rows);
   if (PyErr_Occurred() != nullptr || (learns && !can_learn)) return use_general_path();
   Tensor x, out;
   int dtype = dtype_of(object, &x);
@@ -561,13 +570,11 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
                     is_within_storage(object, x, elements) && (is_new || is_within_storage(result, out, elements));
   bool done = false;
   if (fits) {
-    sinpe_add_arguments a = arguments_of(x, out, dtype);
+    sinpe_add_arguments a = arguments_of(learns ? out : x, out, dtype);  // a copy has the values of x
     if (grid.holder != nullptr) {
       set_grid(given, grid.batch, &a);
       done = sinpe_add_grid(grid.words, grid.n_words, grid.values, grid.n_values, &a) == SINPE_OK;
     } else {
-      const auto at = [given](Argument argument) { return PyTuple_GET_ITEM(given, argument); };
-      const Rows rows{at(kStart), at(kPositions), at(kMask), at(kScale), at(kAlpha)};
       done = set_rows(rows, plan.start, size, &a) && sinpe_add(plan.plan, plan.n_words, &a) == SINPE_OK;
     }
   }
@@ -679,7 +686,8 @@ inline bool get_padding_row(PyObject* padding_idx, int64_t rows, int64_t* row) {
 }
 
 // Whether torch's gradient of scale * weight[ids] has the bits of ours, for a scale that is a power of two: torch
-// multiplies each term by it, not the sum. In 16 bits it would round each partial sum; the sum of more terms is a tree.
+// multiplies each term by it, not the sum, which is the same unless a product overflows (or denormals are flushed). In
+// 16 bits it would round each partial sum; the sum of more terms is a tree.
 inline bool has_gradient_of_torch(const Tensor& weight, const Tensor& ids) {
   return weight.bits >= 32 && count_elements(ids) <= sinpe::terms_under(1);
 }
@@ -720,8 +728,9 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (!is_readable(at(kIds)) || !has_values(at(kWeight), true)) return use_general_path();
   // The result is then torch's own scale * weight[ids], whose gradient is that of the sum.
   const bool learns = needs_grad(at(kWeight));
-  if (PyErr_Occurred() != nullptr || (learns && !is_power_of_two(PyFloat_AS_DOUBLE(at(kWeightScale)))))
-    return use_general_path();
+  const Rows rows{at(kIdStart), at(kIdPositions), at(kIdMask), at(kWeightScale), at(kIdAlpha)};
+  const bool can_learn = is_power_of_two(PyFloat_AS_DOUBLE(rows.scale)) && !needs_grad(rows);
+  if (PyErr_Occurred() != nullptr || (learns && !can_learn)) return use_general_path();
   Tensor ids, weight, out;
   int64_t padding_row = -1;
   const auto operands = [&] {
@@ -754,7 +763,6 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
     e.id_strides[0] = e.add.sizes[1] * e.add.sizes[2], e.id_strides[1] = e.add.sizes[2], e.id_strides[2] = 1;
     e.num_embeddings = weight.sizes[0];
     e.weight_stride = weight.sizes[0] > 1 ? weight.strides[0] : dim;
-    const Rows rows{at(kIdStart), at(kIdPositions), at(kIdMask), at(kWeightScale), at(kIdAlpha)};
     const int64_t bytes = count_elements(out) * (out.bits / 8);
     done = set_rows(rows, plan.start, bytes, &e.add) && sinpe_embed(plan.plan, plan.n_words, &e) == SINPE_OK;
   }

@@ -90,7 +90,7 @@ def row_dots(plan: Plan, a: RowDots) -> Tensor:
     """
     grad, dtype = a.grad, widest(a.grad.device)
     if dtype != torch.float64:
-        on_cpu = {name: t.cpu() for name, t in a._asdict().items() if isinstance(t, Tensor)}
+        on_cpu: dict[str, Any] = {name: t.cpu() for name, t in a._asdict().items() if isinstance(t, Tensor)}
         return row_dots(plan, a._replace(**on_cpu)).to(dtype).to(grad.device)
     source = _rows(plan, a, grad, grad.shape[-2])
     result = torch.zeros(grad.shape[:-1], dtype=torch.float64, device=grad.device)

@@ -138,6 +138,9 @@ def test_gradient_of_x(arguments, dtype, monkeypatch) -> None:
     assert not got.is_leaf and got.data_ptr() != x.data_ptr()
     (first,) = torch.autograd.grad(got, x, grad.reshape(got.shape), create_graph=True)
     assert torch.equal(first, grad.reshape(got.shape))
+    parameter = torch.nn.Parameter(x.detach())
+    sinpe.add(parameter, **arguments).backward(grad.reshape(got.shape))
+    assert torch.equal(parameter.grad, grad.reshape(got.shape))
     got = sinpe.add(x, **arguments)
     (first,) = torch.autograd.grad((got * got).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
@@ -438,7 +441,7 @@ def unsupported_tensors() -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]
         "an int": (x.long(), None),
         "one dimension": (x[0, 0], None),
         "other channels": (x[..., :6], None),
-        "a parameter": (torch.nn.Parameter(x, requires_grad=False), None),
+        "a parameter to write to": (x, torch.nn.Parameter(x.clone(), requires_grad=False)),
         "a negative bit": (torch._neg_view(x), None),
         "a strided out": (x, torch.empty(2, 8, 3).transpose(1, 2)),
         "another shape": (x, torch.empty(3, 2, 8)),

@@ -1,0 +1,71 @@
+"""Rows of few channels a position: Fourier features, points of a radiance field, coordinates; against the usual float32
+formula."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+
+import sinpe_ext as sinpe
+
+from . import peers as peer
+from .cases import CHECK_ROWS, Row, Subjects, tolerance
+
+VALUES = 2**23  # of a result
+LARGEST = 1000  # position
+
+
+def encode(dim: int, *, integers: bool) -> Subjects:
+    """Positions up to 1000, integers or not."""
+    encoding, index = sinpe.Encoding(dim), torch.arange(0, dim, 2).float()
+    positions = torch.rand(VALUES // dim, generator=torch.Generator().manual_seed(0)) * LARGEST
+    positions = positions.long() if integers else positions
+
+    def check() -> None:
+        some = positions[:CHECK_ROWS]
+        peer.agree("few", sinpe.encode(some, encoding), peer.exact_rows(some, dim), tolerance(torch.float32, LARGEST))
+
+    return Subjects(
+        ours=lambda: sinpe.encode(positions, encoding),
+        floor=lambda: torch.full((VALUES // dim, dim), 1.0),
+        peers={"usual formula": lambda: peer.usual_table(positions.float().unsqueeze(1), index)},
+        check=check,
+    )
+
+
+def fourier(features: int) -> Subjects:
+    """Random Fourier features of points: sines and cosines of 2 pi x @ frequencies, by the recipe of
+    docs/conventions.md."""
+    generator, encoding = torch.Generator().manual_seed(0), sinpe.Encoding(2, unit="turn")
+    x = torch.rand(VALUES // (2 * features), 3, generator=generator)
+    frequencies = torch.randn(3, features, generator=generator) * 10
+
+    def ours() -> torch.Tensor:
+        return sinpe.encode(x @ frequencies, encoding)
+
+    def usual() -> torch.Tensor:
+        angle = 2 * math.pi * (x @ frequencies)
+        return torch.stack([angle.sin(), angle.cos()], -1)
+
+    def check() -> None:
+        angle = 2 * math.pi * (x[:97] @ frequencies).double()
+        peer.agree("fourier", ours()[:97], torch.stack([angle.sin(), angle.cos()], -1), 1e-5)  # x @ in two sizes
+
+    return Subjects(ours, lambda: torch.full((len(x), features, 2), 1.0), {"usual formula": usual}, check)
+
+
+def rows() -> tuple[Row, ...]:
+    faster = {"usual formula": 1.0}
+    found = [Row("fourier", "Fourier features (32768, 3) x 128", partial(fourier, 128), "torch.full", None, faster)]
+    for dim in (2, 4, 8, 16, 32, 64):
+        for integers in (True, False):
+            kind = "int64" if integers else "float32"
+            title = f"encode 2^{23 - int(math.log2(dim))} {kind} x {dim}"
+            build = partial(encode, dim, integers=integers)
+            found.append(Row(f"encode_{dim}_{kind}", title, build, "torch.full", None, faster))
+    return tuple(found)
+
+
+FEW_ROWS = rows()
