@@ -57,7 +57,7 @@ def fourier(features: int) -> Subjects:
 
 
 def rows() -> tuple[Row, ...]:
-    faster = {"usual formula": 1.0}
+    faster: dict[str, float | None] = {"usual formula": 1.0}
     found = [Row("fourier", "Fourier features (32768, 3) x 128", partial(fourier, 128), "torch.full", None, faster)]
     for dim in (2, 4, 8, 16, 32, 64):
         for integers in (True, False):
