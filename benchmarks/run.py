@@ -20,7 +20,6 @@ from . import cuda as cuda_run
 from . import picture, sweep
 from .cases import ROWS as INFERENCE_ROWS
 from .cases import Row
-from .few_channels import FEW_ROWS
 from .grid import GRID_ROWS
 from .host import HOST_ROWS
 from .installed import INSTALLED_ROWS
@@ -29,11 +28,12 @@ from .process import PROCESSES, Process, Skipped
 from .progress import Progress
 from .report import aligned, flatness, met, missed, plural, processes, report_sizes, timed
 from .results_file import spread, write
+from .small import SMALL_ROWS
 from .sweep import Point
 from .timing import drifting, first_line, interleaved, on_threads, ratio, summary
 from .training import TRAINING_ROWS
 
-ROWS = (*INFERENCE_ROWS, *INSTALLED_ROWS, *GRID_ROWS, *TRAINING_ROWS, *FEW_ROWS, *HOST_ROWS)
+ROWS = (*INFERENCE_ROWS, *INSTALLED_ROWS, *GRID_ROWS, *TRAINING_ROWS, *SMALL_ROWS, *HOST_ROWS)
 ROUNDS = 15
 QUICK_ROUNDS = 3
 RESULTS = ROOT / "benchmarks" / "results"

@@ -25,17 +25,17 @@ sys.path.append(str(ROOT))
 
 from benchmarks.cases import ROWS  # noqa: E402
 from benchmarks.cuda import ROWS as CUDA_ROWS  # noqa: E402
-from benchmarks.few_channels import FEW_ROWS  # noqa: E402
 from benchmarks.grid import GRID_ROWS  # noqa: E402
 from benchmarks.host import HOST_ROWS  # noqa: E402
 from benchmarks.installed import INSTALLED_ROWS  # noqa: E402
 from benchmarks.report import Lines, lines_of_sizes, markdown, processes, sizes, timed  # noqa: E402
+from benchmarks.small import SMALL_ROWS  # noqa: E402
 from benchmarks.training import TRAINING_ROWS  # noqa: E402
 
 PAGES = ("README.md", "benchmarks/README.md", "docs/performance.md", "docs/cuda.md")
 TABLE = re.compile(r"(<!-- begin: tools/bench_page\.py (\w+) (\S+) -->\n)(.*?)(<!-- end -->)", re.S)
 GROUPS = {"tables": ROWS, "installed": INSTALLED_ROWS, "grids": GRID_ROWS, "training": TRAINING_ROWS}
-GROUPS |= {"few": FEW_ROWS, "host": HOST_ROWS}
+GROUPS |= {"small": SMALL_ROWS, "host": HOST_ROWS}
 SUMMARY = ("table", "table_long", "table_fresh", "fairseq", "transformers", "add", "add_out", "add_inplace", "encode")
 SUMMARY += ("decode", "decode_out", "timesteps", "dropout", "dropout_train", "embed", "embed_train", "train_step")
 FRONT = {  # rows of README's table -> their titles there

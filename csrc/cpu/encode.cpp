@@ -35,12 +35,10 @@ sinpe_status encode_blocks(const Plan& plan, const P* positions, int64_t count, 
   return parallel_status(count, std::max<int64_t>(kBlockRows, kGrain / plan.dim), [&](int64_t begin, int64_t end) {
     RowMaker rows(plan, nullptr);
     PagesAhead ahead(pages, out + begin * stride, out + end * stride);
-    Position block[kBlockRows];
     for (int64_t i = begin; i < end; i += kBlockRows) {
       const int64_t n = std::min(kBlockRows, end - i);
-      for (int64_t r = 0; r < n; ++r) block[r] = position_of(positions[i + r]);
       ahead.until(out + (i + n) * stride);
-      rows.block(block, n, out + i * stride, stride);
+      rows.block(n, [&](int64_t r) { return position_of(positions[i + r]); }, out + i * stride, stride);
     }
   });
 }

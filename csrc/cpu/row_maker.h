@@ -69,17 +69,15 @@ class RowMaker {
   // Whether block() is faster than one row after another.
   bool makes_blocks() const { return has_few_channels(plan_); }
 
-  // Rows at any n <= kBlockRows positions, if makes_blocks().
-  template <class T>
-  void block(const Position* positions, int64_t n, T* out, int64_t stride) {
+  // Rows at n <= kBlockRows positions, position(0), position(1), ..., if makes_blocks().
+  template <class T, class PositionOf>
+  void block(int64_t n, const PositionOf& position, T* out, int64_t stride) {
     double p[kBlockRows];
+    for (int64_t r = 0; r < n; ++r) p[r] = position(r).d;
     bool fast = true;
-    for (int64_t r = 0; r < n; ++r) {
-      fast = fast && fast_position(positions[r], plan_);
-      p[r] = positions[r].d;
-    }
+    for (int64_t r = 0; r < n; ++r) fast &= fast_position({false, 0, p[r]}, plan_);
     if (fast && make_block(p, n, out, stride)) return;
-    for (int64_t r = 0; r < n; ++r) one(positions[r], out + r * stride);
+    for (int64_t r = 0; r < n; ++r) one(position(r), out + r * stride);
   }
 
   void one(Position p, float* row) {

@@ -61,11 +61,9 @@ class Positions {
     if (are_consecutive()) return maker.run(first(batch) + row, n, out, dim);
     const int64_t step = a_.position_strides[1], at = batch * a_.position_strides[0] + row * step;
     if (maker.makes_blocks()) {
-      Position block[kBlockRows];
       for (int64_t r = 0; r < n; r += kBlockRows) {
-        const int64_t some = std::min(kBlockRows, n - r);
-        for (int64_t k = 0; k < some; ++k) block[k] = position(at + (r + k) * step);
-        maker.block(block, some, out + r * dim, dim);
+        const auto position_of = [&](int64_t k) { return position(at + (r + k) * step); };
+        maker.block(std::min(kBlockRows, n - r), position_of, out + r * dim, dim);
       }
       return;
     }
@@ -136,6 +134,13 @@ class TileMemory {
   std::vector<Real> many_;
 };
 
+constexpr int64_t kFewRows = 8, kSlices = 8;
+
+// Rows of a tile for which there are several tiles for each thread, unless they would have fewer than kFewRows rows.
+inline int64_t shared_tile(int64_t tile, int64_t rows, int64_t threads) {
+  return threads == 1 ? tile : std::min(tile, std::max(kFewRows, rows / (4 * threads)));
+}
+
 // Calls work(first slice, last slice, row, n, pe) so that every row of every slice is processed once. rows() creates
 // one thread's generator of rows; generator(group, row, n, pe) computes n of them. The slices form `groups` with
 // different rows of the encoding. start() creates the work function of one thread.
@@ -151,11 +156,13 @@ sinpe_status for_each_row_tile(const Shape& shape, int64_t groups, int64_t tile,
     work(0, all_slices, 0, shape.rows, pe.data());
     return SINPE_OK;
   }
-  const int64_t tiles = (shape.rows + tile - 1) / tile;
-  // Slices of x per group. If there are fewer tiles than the threads need, the slices are split as well.
-  const int64_t slices = all_slices / groups;
-  const int64_t wanted = is_small ? 1 : 4 * parallel_threads();
-  const int64_t parts = std::max<int64_t>(1, std::min(slices, (wanted + groups * tiles - 1) / (groups * tiles)));
+  // Work items of one size for every thread, several of them so that no thread waits long: tiles of fewer rows, and if
+  // that is not enough, parts of the slices. Each part computes the rows again, which should serve kSlices slices.
+  const int64_t threads = is_small ? 1 : parallel_threads(), slices = all_slices / groups;
+  tile = shared_tile(tile, groups * shape.rows, threads);
+  const int64_t tiles = (shape.rows + tile - 1) / tile, items = groups * tiles;
+  const int64_t even = std::min((4 * threads + items - 1) / items, slices / kSlices);
+  const int64_t parts = threads == 1 ? 1 : std::max<int64_t>(1, std::min(slices, std::max(even, threads / items)));
   const int64_t cost = std::max<int64_t>(1, tile * shape.dim * ((slices + parts - 1) / parts));
 
   const int64_t pieces = groups * parts * tiles, grain = is_small ? pieces : std::max<int64_t>(1, kGrain / cost);
@@ -184,7 +191,8 @@ bool is_worth_streaming(const sinpe_add_arguments& a) {
 template <class T, class Start>
 sinpe_status for_each_streamed_row(const Plan& plan, const RowState& steps, const Shape& shape, int64_t groups,
                                    const Positions& positions, const Start& start) {
-  const int64_t tile = std::min(shape.rows, tile_rows(shape.dim)), tiles = (shape.rows + tile - 1) / tile;
+  const int64_t tile = shared_tile(std::min(shape.rows, tile_rows(shape.dim)), groups * shape.rows, parallel_threads());
+  const int64_t tiles = (shape.rows + tile - 1) / tile;
   const int64_t grain = std::max<int64_t>(1, kGrain / (tile * shape.dim));
   return parallel_status(groups * tiles, grain, [&](int64_t begin, int64_t end) {
     RowMaker maker(plan, &steps);

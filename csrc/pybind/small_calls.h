@@ -12,6 +12,7 @@
 
 #include <cmath>
 
+#include "core/parallel.h"
 #include "core/tree_sum.h"
 #include "sinpe/sinpe.h"
 
@@ -39,8 +40,9 @@ struct Exchange {  // DLPackExchangeAPI
 constexpr int32_t kCpu = 1;
 constexpr uint8_t kInt = 0, kFloat = 2, kBfloat = 4, kBool = 6;
 
-// For more elements, a second thread and the operator are faster. (1 << 15: kGrain in csrc/cpu/exceptions.h.)
-constexpr int64_t kMaxElements = 1 << 15;
+// For more elements, a second thread and the operator are faster; for `encode`, which computes every row on its own,
+// from half as many on.
+constexpr int64_t kMaxElements = 1 << 16;
 
 inline const Exchange* exchange = nullptr;
 
@@ -522,6 +524,7 @@ inline PyObject* with_new_version(PyObject* result) {  // a function in C: no si
 
 // small_add(given, out) -> out, a new tensor if out is None; or None for unsupported arguments.
 inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
+  const sinpe::OneThread one_thread;
   if (count != 2 || !PyTuple_Check(items[0]) || PyTuple_GET_SIZE(items[0]) != kArguments) {
     PyErr_SetString(PyExc_TypeError, "small_add: expected the arguments of add as a tuple, and out");
     return nullptr;
@@ -604,6 +607,7 @@ inline PyObject* new_rows(PyObject* object, const Tensor& t, int64_t dim, PyObje
 
 // small_encode(positions, encoding, dtype) -> a new tensor, or None for arguments that it does not take.
 inline PyObject* encode(PyObject*, PyObject* const* items, Py_ssize_t count) {
+  const sinpe::OneThread one_thread;
   if (count != 3) {
     PyErr_SetString(PyExc_TypeError, "small_encode: expected positions, an encoding and a dtype");
     return nullptr;
@@ -628,7 +632,7 @@ inline PyObject* encode(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (holder.object == nullptr) return use_general_path();
   if (is_fresh && !positions()) Py_RETURN_NONE;  // again: other threads may have run in between
   const int64_t dim = sinpe_plan_dim(plan.plan, plan.n_words);
-  if (count_elements(t) > kMaxElements / dim) Py_RETURN_NONE;
+  if (count_elements(t) > kMaxElements / 2 / dim) Py_RETURN_NONE;
   PyObject* result = new_rows(object, t, dim, items[2]);
   sinpe_dtype type;
   const int dtype = result == nullptr ? -1 : dtype_of(result, &out);
@@ -715,6 +719,7 @@ inline PyObject* recorded_embedding(PyObject* weight, PyObject* ids, int64_t pad
 
 // small_embed(given) -> a new tensor, or None for arguments that it does not take.
 inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
+  const sinpe::OneThread one_thread;
   if (count != 1 || !PyTuple_Check(items[0]) || PyTuple_GET_SIZE(items[0]) != kEmbedArguments) {
     PyErr_SetString(PyExc_TypeError, "small_embed: expected the arguments of embed as a tuple");
     return nullptr;
@@ -777,6 +782,7 @@ constexpr Py_ssize_t kTableArguments = kDim + 1;
 
 // small_table(given) -> out, a new tensor if that is None; or None for arguments that it does not take.
 inline PyObject* table(PyObject*, PyObject* const* items, Py_ssize_t count) {
+  const sinpe::OneThread one_thread;
   if (count != 1 || !PyTuple_Check(items[0]) || PyTuple_GET_SIZE(items[0]) != kTableArguments) {
     PyErr_SetString(PyExc_TypeError, "small_table: expected the arguments of table as a tuple");
     return nullptr;

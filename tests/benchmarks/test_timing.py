@@ -52,4 +52,4 @@ def test_ratio_is_that_of_the_rounds() -> None:
 
 def test_drift_is_reported() -> None:
     steady, falling = [1.0, 1.1] * 8, [1.2] * 8 + [1.0] * 8
-    assert timing.drifting({"steady": steady, "falling": falling, "few": [9.0, 1.0]}) == ["falling"]
+    assert timing.drifting({"steady": steady, "falling": falling, "small": [9.0, 1.0]}) == ["falling"]

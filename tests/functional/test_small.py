@@ -711,7 +711,7 @@ def test_calls_release_their_references() -> None:
     assert (sys.getrefcount(x), sys.getrefcount(out)) == before
 
 
-@pytest.mark.parametrize("shape", [(1, 8), (1, 1, 8), (2, 2, 3, 8), (4096, 8), (8192, 8), (1, 1, 1, 1, 1, 8)])
+@pytest.mark.parametrize("shape", [(1, 8), (1, 1, 8), (2, 2, 3, 8), (8192, 8), (16384, 8), (1, 1, 1, 1, 1, 8)])
 def test_sizes_around_the_limit(shape, monkeypatch) -> None:
     x = torch.randn(shape)
     want = add_general(x, monkeypatch)

@@ -50,7 +50,7 @@ def test_pages_contain_the_tables_of_their_results() -> None:
     assert sorted(match[2] for match in tool.TABLE.finditer(text)) == sorted([*tool.GROUPS, *tool.OTHERS])
     named = {match[2]: match[3] for match in tool.TABLE.finditer(text)}
     assert named["front"] == named["summary"], "the front page and its details must be of one run"
-    apart = ("few", "host", "cuda", "cuda_host", "front_cuda")
+    apart = ("small", "host", "cuda", "cuda_host", "front_cuda")
     assert len({path for group, path in named.items() if group not in apart}) == 1, "one run"
     assert named["cuda"] == named["front_cuda"], "the front page and its details must be of one run"
     assert tool.main(["--check"]) == 0, "run tools/bench_page.py"

@@ -1,5 +1,5 @@
-"""Rows of few channels a position: Fourier features, points of a radiance field, coordinates; against the usual float32
-formula."""
+"""Rows of small data: few channels a position, as of Fourier features, against the usual float32 formula; and tensors
+that fit into a cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sinpe_ext as sinpe
 from . import peers as peer
 from .cases import CHECK_ROWS, Row, Subjects, tolerance
 
-VALUES = 2**23  # of a result
+VALUES = 2**21  # of a result: 8 MiB, for which malloc keeps its memory
 LARGEST = 1000  # position
 
 
@@ -25,7 +25,7 @@ def encode(dim: int, *, integers: bool) -> Subjects:
 
     def check() -> None:
         some = positions[:CHECK_ROWS]
-        peer.agree("few", sinpe.encode(some, encoding), peer.exact_rows(some, dim), tolerance(torch.float32, LARGEST))
+        peer.agree("small", sinpe.encode(some, encoding), peer.exact_rows(some, dim), tolerance(torch.float32, LARGEST))
 
     return Subjects(
         ours=lambda: sinpe.encode(positions, encoding),
@@ -56,16 +56,32 @@ def fourier(features: int) -> Subjects:
     return Subjects(ours, lambda: torch.full((len(x), features, 2), 1.0), {"usual formula": usual}, check)
 
 
+def add_cached(shape: tuple[int, int, int]) -> Subjects:
+    """`add` of data in a cache, to existing memory, against the sum with a stored table, also in the cache."""
+    x, pe = torch.randn(shape), sinpe.table(*shape[1:])
+    out = torch.empty_like(x)
+
+    def check() -> None:
+        exact = x.double() + peer.exact_rows(torch.arange(shape[1]), shape[2])
+        peer.agree("add", sinpe.add(x, out=out), exact, 2.0**-22 + tolerance(torch.float32, shape[1]))
+
+    return Subjects(lambda: sinpe.add(x, out=out), lambda: torch.add(x, pe, out=out), check=check)
+
+
 def rows() -> tuple[Row, ...]:
     faster: dict[str, float | None] = {"usual formula": 1.0}
-    found = [Row("fourier", "Fourier features (32768, 3) x 128", partial(fourier, 128), "torch.full", None, faster)]
+    title = f"Fourier features ({VALUES // 256}, 3) x 128"
+    found = [Row("fourier", title, partial(fourier, 128), "torch.full", None, faster)]
     for dim in (2, 4, 8, 16, 32, 64):
         for integers in (True, False):
             kind = "int64" if integers else "float32"
-            title = f"encode 2^{23 - int(math.log2(dim))} {kind} x {dim}"
+            title = f"encode {VALUES // dim} {kind} x {dim}"
             build = partial(encode, dim, integers=integers)
             found.append(Row(f"encode_{dim}_{kind}", title, build, "torch.full", None, faster))
+    for shape in ((1, 64, 768), (1, 196, 768), (8, 64, 768), (8, 196, 768), (32, 64, 768)):
+        title = f"add {str(shape).replace(' ', '')}, out="
+        found.append(Row("add_{}_{}_{}".format(*shape), title, partial(add_cached, shape), "a stored table", None))
     return tuple(found)
 
 
-FEW_ROWS = rows()
+SMALL_ROWS = rows()
