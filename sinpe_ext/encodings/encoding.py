@@ -47,6 +47,7 @@ _HINTS = {
     "embedding_dim": "dim, the first argument",
     "padding_idx": "start=padding_idx + 1 (fairseq's rule)",
     "offset": "start=...",
+    "phase": 'layout="cos_sin" for cosines first, or start=... to shift positions',
     "dropout": "the dropout of add, embed or the module; an encoding has none",
 }
 

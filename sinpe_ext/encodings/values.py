@@ -260,7 +260,10 @@ def drop_threshold(value: Any) -> int:
 
 def start(value: Any) -> int:
     """Checks `start`; returns an int."""
-    return integer("start", value, INT64_MIN, INT64_MAX, "pass the int64 position of the first row")
+    advice = "pass the int64 position of the first row"
+    if isinstance(value, float):
+        advice += ", or fractional positions, as in positions=torch.arange(S) + 0.5 or positions.grid(shape) + 0.5"
+    return integer("start", value, INT64_MIN, INT64_MAX, advice)
 
 
 def one_per_axis(value: Any, axes: int) -> list[Any]:

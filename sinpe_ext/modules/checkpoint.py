@@ -6,6 +6,7 @@ A learned alpha has shape (1,) here and () in other libraries; either is accepte
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,10 +32,12 @@ ROWS_TO_RECOGNISE = 64
 
 
 class Mismatch(NamedTuple):
-    """How a table in a checkpoint differs from an encoding, and the convention that it matches, "" if none is known."""
+    """How a table in a checkpoint differs from an encoding, and the convention that it matches, "" if none is known; or
+    the grid_shape for which it is the encoding."""
 
     text: str
     convention: str = ""
+    grid_shape: tuple[int, ...] | None = None
 
 
 def table_of(layer: SinusoidalPositionalEncoding, device: torch.device | str | None = None) -> Tensor | None:
@@ -96,6 +99,17 @@ def compare_assigned(layer: SinusoidalPositionalEncoding, pe: Tensor) -> None:
 
 def _warn(layer: SinusoidalPositionalEncoding, prefix: str, problem: Mismatch) -> None:
     """Warns that a table in a checkpoint is not that of the layer's encoding."""
+    if problem.grid_shape is not None:
+        sides = problem.grid_shape
+        theirs, ours = (" x ".join(map(str, shape or ())) for shape in (sides, layer.grid_shape))
+        warnings.warn(
+            f"{prefix}pe: the checkpoint's table is the same encoding for a grid of {theirs}, and the layer's "
+            f"grid_shape is {ours}; the layer computes the rows of {ours}. To stretch the trained coordinates over it, "
+            f"pass encoding.interpolated({layer.grid_shape}, base_size={sides})",
+            UserWarning,
+            stacklevel=3,
+        )
+        return
     known = f"; it is {problem.convention}" if problem.convention else ""
     warnings.warn(
         f"{prefix}pe: the checkpoint's table is not this layer's encoding, {layer.encoding!r}: {problem.text}{known}. "
@@ -187,9 +201,8 @@ def _grid_mismatch(
         grid_shape, grid, dtype=torch.float64, device="cpu", flatten=True, extra_tokens=extra_tokens
     )
     if ours.shape != rows.shape:
-        return Mismatch(
-            f"it has {len(rows)} rows, not the {len(ours)} of grid_shape {grid_shape} with extra_tokens {extra_tokens}"
-        )
+        wanted = f"{len(ours)} of grid_shape {grid_shape} with extra_tokens {extra_tokens}"
+        return Mismatch(f"it has {len(rows)} rows, not the {wanted}", grid_shape=_other_shape(rows, grid, extra_tokens))
     error = (rows.to(torch.float64) - ours).abs().amax(1)
     differs = ~(error <= _allowed(rows, grid, grid_shape))
     if not bool(differs.any()):
@@ -208,6 +221,21 @@ def _grid_mismatch(
             if float((rows.to(torch.float64) - theirs).abs().max()) <= _allowed(rows, other, grid_shape):
                 return Mismatch(text, f'convention("{name}", {grid.dim})')
     return Mismatch(text)
+
+
+def _other_shape(rows: Tensor, grid: GridEncoding, extra_tokens: int) -> tuple[int, ...] | None:
+    """The shape of a square, or the most square shape of two axes, for which a table is that of the grid."""
+    count = len(rows) - extra_tokens
+    if grid.ndim != 2 or count < 1:
+        return None
+    lower = [n for n in range(1, math.isqrt(count) + 1) if count % n == 0][:-9:-1]
+    for shape in ((first, count // first) for n in lower for first in dict.fromkeys((n, count // n))):
+        theirs = functional.table(
+            shape, grid, dtype=torch.float64, device="cpu", flatten=True, extra_tokens=extra_tokens
+        )
+        if bool(((rows.to(torch.float64) - theirs).abs() <= _allowed(rows, grid, shape)).all()):
+            return shape
+    return None
 
 
 def _allowed(rows: Tensor, grid: GridEncoding, grid_shape: tuple[int, ...]) -> float:

@@ -66,6 +66,7 @@ class SinusoidalPositionalEncoding(nn.Module):
     require_positions = False
     __prepare_scriptable__ = shared.refuse_script
 
+    @shared.suggests_names
     def __init__(
         self,
         d_model: int,
@@ -137,6 +138,12 @@ class SinusoidalPositionalEncoding(nn.Module):
         table = None if pe is None else checkpoint.table_of(self, pe.device)
         if pe is not None and table is not None:
             pe.copy_(table)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise AttributeError(shared.missing(self, name)) from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "pe" and isinstance(value, Tensor) and "pe" in self._buffers and "_is_replica" not in vars(self):
@@ -229,6 +236,7 @@ class SinusoidalEmbedding(nn.Embedding):
     require_positions = False  # also a class attribute, for layers that were pickled before it existed
     __prepare_scriptable__ = shared.refuse_script
 
+    @shared.suggests_names
     def __init__(
         self,
         num_embeddings: int,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor, nn
@@ -108,17 +111,55 @@ def check_limit(call: Any, max_len: int) -> None:
         if torch_state.unreadable(p):
             ahead = rows - 1 if by_start else 0
             allowed = ((p >= lowest) & (p <= highest - ahead)).all()
-            torch._assert_async(allowed, _limit_message(lowest, highest, "others"))
+            torch._assert_async(allowed, _limit_message(call, lowest, highest, "others"))
             return
         first, last = torch.stack(p.aminmax()).tolist()  # the only synchronization with a device
         last += rows - 1 if by_start else 0
     if rows and not (first >= lowest and last <= highest):
-        raise IndexError(_limit_message(lowest, highest, f"{last if first >= lowest else first}"))
+        raise IndexError(_limit_message(call, lowest, highest, f"{last if first >= lowest else first}"))
 
 
-def _limit_message(lowest: int, highest: int, got: str) -> str:
+def _limit_message(call: Any, lowest: int, highest: int, got: str) -> str:
     """The error message for a position outside of lowest..highest."""
-    return (
-        f"positions: expected {lowest} to {highest}, the rows that max_len allows, got {got}; raise max_len or leave "
-        "it unset, no table is stored"
-    )
+    advice = "raise max_len or leave it unset, no table is stored"
+    if call.positions is None and int(call.start) == call.row_offset:  # no start, too many rows
+        rows, name = call.whole_rows, call.target().name
+        return f"{name}: expected at most {highest - lowest + 1} rows, which max_len allows, got {rows}; {advice}"
+    if call.positions is None or call.positions_are_starts:
+        return f"start: expected rows at positions {lowest} to {highest}, which max_len allows, got {got}; {advice}"
+    return f"positions: expected {lowest} to {highest}, the rows that max_len allows, got {got}; {advice}"
+
+
+# What users of other libraries call the arguments of the layers.
+_OTHER_NAMES = {
+    "max_len": ("max_seq_len", "max_length", "max_seq_length", "seq_len", "max_position_embeddings", "num_positions"),
+    "dropout": ("p", "drop", "drop_rate", "dropout_rate", "dropout_p", "dropout_prob"),
+    "d_model": ("dim", "embed_dim", "embedding_dim", "hidden_size", "num_channels", "channels"),
+    "scale": ("embed_scale", "scale_embedding"),
+    "persistent_table": ("persistent",),
+}
+P = ParamSpec("P")
+
+
+def suggests_names(init: Callable[P, None]) -> Callable[P, None]:
+    """Decorator of a layer's __init__: Python's error for an unexpected keyword argument, with the argument's name here
+    if the keyword is another library's."""
+    accepted = inspect.signature(init).parameters
+
+    @functools.wraps(init)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        for name in kwargs:
+            ours = [known for known, others in _OTHER_NAMES.items() if name in others and known in accepted]
+            if name not in accepted and ours:
+                raise TypeError(f"{init.__qualname__}() got an unexpected keyword argument '{name}'; pass {ours[0]}")
+        init(*args, **kwargs)
+
+    return run
+
+
+def missing(layer: Any, name: str) -> str:
+    """The message for an attribute that a layer does not have."""
+    text = f"'{type(layer).__name__}' object has no attribute '{name}'"
+    if name != "pe":
+        return text
+    return f"{text}; it stores no table: pass persistent_table=True and max_len, or call sinpe_ext.table"

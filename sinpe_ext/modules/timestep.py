@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .. import torch_state
 from ..encodings import resolve
 from ..encodings.encoding import Encoding
 from ..encodings.values import MAX_DIM, integer
@@ -20,6 +21,7 @@ _EXACT = (torch.float32, torch.int64, torch.float64)
 # The value that 998.39 is rounded to in each 16-bit dtype, for the warning.
 _STORED = {torch.bfloat16: "1000", torch.float16: "998.5"}
 _warned = False
+_has_seen_range = False  # whether the process has encoded timesteps that are not all between 0 and 1, or has warned
 
 
 class TimestepEncoding(nn.Module):
@@ -82,6 +84,8 @@ class TimestepEncoding(nn.Module):
         Raises:
             TypeError if t is not a tensor, or is of a bool, complex or 8-bit floating-point dtype.
         """
+        if not _has_seen_range and not torch.compiler.is_compiling():
+            _warn_of_fractions(t, self.encoding)
         rows = small.call("encode", t, self.encoding, self.dtype)
         if rows is not None:
             return rows
@@ -148,3 +152,24 @@ def _warn_once(dtype: torch.dtype) -> None:
         "This warning is shown once per process.",
         stacklevel=6,  # the caller of the layer, above nn.Module.__call__ and the functions that it calls
     )
+
+
+def _warn_of_fractions(t: Any, encoding: Encoding) -> None:
+    """Warns, once per process, if all timesteps are between 0 and 1, where an encoding of steps up to 1000 is nearly
+    constant. Checks until other timesteps are seen, and only values in CPU memory."""
+    global _has_seen_range
+    if encoding.position_scale != 1 or encoding.unit != "radian" or encoding.frequencies is not None:
+        return  # not an encoding of steps
+    if type(t) is not Tensor or not t.is_floating_point() or not t.is_cpu or torch_state.unreadable(t) or not t.numel():
+        return
+    low, high = (float(value) for value in t.detach().aminmax())
+    if low < 0 or high > 1:
+        _has_seen_range = True
+    elif bool((t != t.round()).any()):
+        _has_seen_range = True
+        warnings.warn(
+            f"t: got timesteps between 0 and 1, {low:.3g} to {high:.3g}, which this encoding of steps up to 1000 makes "
+            'nearly equal; for models that are trained on fractions pass encoding="flux", or position_scale=1000. '
+            "This warning is shown once per process.",
+            stacklevel=5,  # the caller of the layer, above nn.Module.__call__
+        )

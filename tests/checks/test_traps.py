@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 
@@ -150,7 +151,7 @@ def test_length_beyond_max_len(backend: str) -> None:
     """A max_len gives a clear error instead of a broadcast error or device assert; without one there is no limit."""
     x = torch.randn(1, 12, 6)
     for train in (False, True):
-        with pytest.raises(IndexError, match="positions: expected 0 to 9, .* got 11"):
+        with pytest.raises(IndexError, match="x: expected at most 10 rows, which max_len allows, got 12"):
             sinpe.SinusoidalPositionalEncoding(6, max_len=10).train(train)(x)
     got = sinpe.SinusoidalPositionalEncoding(6).eval()(x, start=10**12)
     assert torch.equal(got, x + sinpe.table(12, 6, start=10**12))
@@ -315,3 +316,80 @@ def test_functional_tensors_reach_the_dispatcher(backend: str) -> None:
     finally:
         torch._disable_functionalization()
     assert torch.equal(torch._from_functional_tensor(wrapped), sinpe.add(x, encoding))
+
+
+# What users try first, with names and habits of other libraries.
+
+MISTAKES = {
+    "a table that is not stored": (
+        lambda: sinpe.SinusoidalPositionalEncoding(16).pe,
+        AttributeError,
+        "no attribute 'pe'; it stores no table: pass persistent_table=True and max_len",
+    ),
+    "max_seq_len": (
+        lambda: sinpe.SinusoidalPositionalEncoding(16, max_seq_len=10),
+        TypeError,
+        r"SinusoidalPositionalEncoding.__init__\(\) got an unexpected keyword argument 'max_seq_len'; pass max_len",
+    ),
+    "dropout_rate": (
+        lambda: sinpe.SinusoidalEmbedding(10, 16, dropout_rate=0.1),
+        TypeError,
+        "unexpected keyword argument 'dropout_rate'; pass dropout",
+    ),
+    "a name of no library": (
+        lambda: sinpe.SinusoidalEmbedding(10, 16, colour=1),
+        TypeError,
+        r"unexpected keyword argument 'colour'$",
+    ),
+    "phase": (lambda: sinpe.Encoding(16, phase=1), TypeError, 'phase: not a field of Encoding; use layout="cos_sin"'),
+    "half a pixel": (
+        lambda: sinpe.table((4, 4), "mae2d", dim=16, start=0.5),
+        TypeError,
+        r"start: expected int, got float; .* positions.grid\(shape\) \+ 0.5",
+    ),
+    "start beyond max_len": (
+        lambda: sinpe.SinusoidalPositionalEncoding(16, 0.0, max_len=8)(torch.zeros(1, 4, 16), start=6),
+        IndexError,
+        "start: expected rows at positions 0 to 7, which max_len allows, got 9",
+    ),
+    "starts beyond max_len": (
+        lambda: sinpe.SinusoidalPositionalEncoding(16, 0.0, max_len=8)(torch.zeros(1, 4, 16), start=torch.tensor([6])),
+        IndexError,
+        "start: expected rows at positions 0 to 7, which max_len allows, got 9",
+    ),
+    "too many rows": (
+        lambda: sinpe.SinusoidalEmbedding(10, 16, max_len=3)(torch.zeros(1, 4, dtype=torch.long)),
+        IndexError,
+        "ids: expected at most 3 rows, which max_len allows, got 4",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_message_of_a_mistake(name: str, backend: str) -> None:
+    call, error, message = MISTAKES[name]
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_names_of_other_libraries_do_not_change_the_signature() -> None:
+    for layer in (sinpe.SinusoidalPositionalEncoding, sinpe.SinusoidalEmbedding):
+        parameters = inspect.signature(layer).parameters
+        assert "dropout" in parameters and all(p.kind is not p.VAR_KEYWORD for p in parameters.values())
+    assert not hasattr(sinpe.SinusoidalPositionalEncoding(16), "pe")
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (8, 32), (1, 7)])
+@pytest.mark.parametrize("extra_tokens", [0, 1])
+def test_table_of_a_grid_of_another_size(shape: tuple[int, int], extra_tokens: int) -> None:
+    layer = sinpe.SinusoidalPositionalEncoding(
+        16, 0.0, encoding="mae2d", grid_shape=(32, 32), extra_tokens=extra_tokens, persistent_table=True
+    )
+    pe = sinpe.table(shape, "mae2d", dim=16, flatten=True, extra_tokens=extra_tokens).unsqueeze(0)
+    size = f"{shape[0]} x {shape[1]}"
+    with pytest.warns(UserWarning, match=f"the same encoding for a grid of {size}, .* grid_shape is 32 x 32") as found:
+        layer.load_state_dict({"pe": pe})
+    assert f"interpolated((32, 32), base_size={shape})" in str(found[0].message)
+    assert layer.encoding.interpolated((32, 32), base_size=shape).dim == 16
+    with pytest.warns(UserWarning, match="it has .* rows, not the"):
+        layer.load_state_dict({"pe": pe + 0.5})

@@ -73,7 +73,7 @@ def test_max_len_raises_without_a_device_assertion(cuda: torch.device) -> None: 
     layer = sinpe.SinusoidalPositionalEncoding(8, 0.0, 10).to(cuda)
     x = torch.ones(2, 5, 8, device=cuda)
     for named in ({"positions": torch.tensor([0, 1, 2, 3, 10], device=cuda)}, {"start": torch.tensor(6, device=cuda)}):
-        with pytest.raises(IndexError, match="positions: expected 0 to 9, the rows that max_len allows, got 10; raise"):
+        with pytest.raises(IndexError, match="expected .*0 to 9, .*max_len allows, got 10; raise"):
             layer(x, **named)
     assert layer(x, start=torch.tensor(5, device=cuda)).isfinite().all()
     torch.cuda.synchronize()

@@ -94,7 +94,7 @@ def test_learned_alpha_and_limits(backend: str) -> None:
     layer(ids).sum().backward()
     rows = sinpe.table(S, D, dtype=torch.float64)
     assert torch.allclose(layer.alpha.grad.double(), B * rows.sum().reshape(1))
-    with pytest.raises(IndexError, match="positions: expected 0 to 5, .* got 6"):
+    with pytest.raises(IndexError, match="start: expected rows at positions 0 to 5, .* got 6"):
         layer(ids, start=1)
     with torch.no_grad():
         layer.alpha.fill_(3.0)

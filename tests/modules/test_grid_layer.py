@@ -50,7 +50,7 @@ def test_extra_tokens_of_a_sequence(backend: str) -> None:
     layer = sinpe.SinusoidalPositionalEncoding(D, 0.0, max_len=6, extra_tokens=2).eval()
     x = torch.randn(2, 8, D)
     assert torch.equal(layer(x), torch.cat([x[:, :2], x[:, 2:] + sinpe.table(6, D)], 1))
-    with pytest.raises(IndexError, match="positions: expected 0 to 5"):
+    with pytest.raises(IndexError, match="x: expected at most 6 rows, which max_len allows, got 7"):
         layer(torch.randn(2, 9, D))
     with pytest.raises(IndexError, match="positions: expected 0 to 5"):
         layer(x, positions=torch.arange(6) + 1)

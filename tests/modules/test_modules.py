@@ -113,14 +113,14 @@ def test_max_len_is_a_limit(case: Any, training: bool, backend: str) -> None:
     if beyond is None:
         assert torch.equal(layer(x, **arguments), sinpe.add(x, **arguments))
     else:
-        with pytest.raises(IndexError, match=f"positions: expected 0 to 9, .* got {beyond}; raise max_len or leave it"):
+        with pytest.raises(IndexError, match=f"expected .*0 to 9, .* got {beyond}; raise max_len or leave it"):
             layer(x, **arguments)
     if "positions" in arguments:
         arguments = {"positions": arguments["positions"] + 100}
     if beyond is None:
         assert torch.equal(shifted(x, **arguments), sinpe.add(x, sinpe.Encoding(D, start=100), **arguments))
     else:
-        with pytest.raises(IndexError, match="positions: expected 100 to 109, "):
+        with pytest.raises(IndexError, match="expected .*100 to 109, "):
             shifted(x, **arguments)
 
 

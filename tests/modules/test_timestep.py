@@ -267,3 +267,27 @@ def test_one_kernel_per_call(backend: str) -> None:
     views = {"aten::view", "aten::reshape", "aten::select", "aten::as_strided"}
     output = {"aten::new_empty", "aten::empty"}
     assert names <= views | output | {"sinpe_ext::encode"}  # small calls of the kernel are not recorded
+
+
+@pytest.mark.parametrize("name", ["ddpm", "adm"])
+def test_fractions_warn_once(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timesteps of a model that was trained on fractions, as Flux, for an encoding of steps up to 1000."""
+    t, layer = torch.rand(8), sinpe.TimestepEncoding(16, encoding=name)
+
+    def found(*given: torch.Tensor, encoding: sinpe.TimestepEncoding = layer) -> list[str]:
+        monkeypatch.setattr(timestep, "_has_seen_range", False)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for each in given:
+                assert torch.equal(encoding(each), sinpe.encode(each, encoding.encoding))
+        assert all(each.filename == __file__ for each in caught)
+        return [str(each.message) for each in caught]
+
+    (message,) = found(t, t)
+    assert 'encoding="flux"' in message and "between 0 and 1" in message
+    for others in (t * 1000, torch.tensor([0.0, 1.0]), torch.arange(2), -t, torch.empty(0), torch.tensor([999.0])):
+        assert found(others) == []
+    assert found(t * 1000, t) == []  # other timesteps have been seen
+    assert len(found(torch.tensor([1.0]), t)) == 1
+    assert found(t, encoding=sinpe.TimestepEncoding(16, encoding="flux")) == []
+    assert found(t, encoding=sinpe.TimestepEncoding(16, encoding=name, position_scale=1000)) == []

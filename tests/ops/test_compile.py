@@ -210,7 +210,7 @@ def test_limits_are_checked_in_a_graph() -> None:
     limited = Layer(D, 0.0, 10).eval()
     compiled = torch.compile(limited, backend="aot_eager")
     assert torch.equal(compiled(x(), start=5), limited(x(), start=5))
-    with pytest.raises(IndexError, match="positions: expected 0 to 9"):
+    with pytest.raises(IndexError, match="start: expected rows at positions 0 to 9"):
         compiled(x(), start=6)
     with pytest.raises(RuntimeError, match="positions: expected 0 to 9"):
         compiled(x(), positions=WHOLE)
