@@ -70,7 +70,7 @@ def token_ids(vocabulary: int, shape: tuple[int, ...], *, of_text: bool) -> Tens
 
 
 def table(length: int, dim: int, dtype: torch.dtype = torch.float32, *, reused: bool = True) -> Subjects:
-    """The paper's table, against the usual formula with precomputed ranges."""
+    """The paper's table, against the naive float32 formula with precomputed ranges."""
     encoding = sinpe.Encoding(dim)
     out = torch.empty(length, dim, dtype=dtype)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -91,7 +91,7 @@ def table(length: int, dim: int, dtype: torch.dtype = torch.float32, *, reused: 
     return Subjects(
         ours=ours,
         floor=(lambda: out.fill_(1)) if reused else (lambda: torch.full((length, dim), 1.0, dtype=dtype)),
-        peers={"usual formula": usual},
+        peers={"naive float32 formula": usual},
         check=check,
     )
 
@@ -262,9 +262,9 @@ def timesteps(count: int, dim: int) -> Subjects:
 
 
 def eager_reference(length: int, dim: int) -> Subjects:
-    """The eager fallback, against the usual formula; both with a fresh output."""
+    """The eager fallback, against the naive float32 formula; both with a fresh output."""
     subjects = table(length, dim, reused=False)
-    return Subjects(ours=subjects.ours, floor=subjects.peers["usual formula"], check=subjects.check)
+    return Subjects(ours=subjects.ours, floor=subjects.peers["naive float32 formula"], check=subjects.check)
 
 
 def compiled_chain(batch: int, length: int, dim: int, vocabulary: int = 32000) -> Subjects:
@@ -294,7 +294,7 @@ def compiled_chain(batch: int, length: int, dim: int, vocabulary: int = 32000) -
 
 
 WIDE, ALONE = (32, 512, 1024), (1, 16384, 1024)
-FILL, FULL, USUAL = "out.fill_(1)", "torch.full", "usual formula"
+FILL, FULL, USUAL = "out.fill_(1)", "torch.full", "naive float32 formula"
 
 # fmt: off
 ROWS: tuple[Row, ...] = (

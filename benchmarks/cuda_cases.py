@@ -76,7 +76,11 @@ def table(place: Place, dtype: torch.dtype) -> Subjects:
 
     moved = out.numel() * out.element_size()
     return Subjects(
-        lambda: sinpe.table(length, encoding, out=out), lambda: out.fill_(1), {"usual formula": usual}, check, moved
+        lambda: sinpe.table(length, encoding, out=out),
+        lambda: out.fill_(1),
+        {"naive float32 formula": usual},
+        check,
+        moved,
     )
 
 
@@ -107,7 +111,7 @@ def encode(place: Place, dtype: torch.dtype, dim: int = 128) -> Subjects:
         rows_agree("encode", ours().cpu()[rows], peer.exact_rows(at.cpu()[rows], dim), dtype)
 
     moved = out.numel() * out.element_size() + 8 * count
-    return Subjects(ours, lambda: out.fill_(1), {"usual formula": usual}, check, moved)
+    return Subjects(ours, lambda: out.fill_(1), {"naive float32 formula": usual}, check, moved)
 
 
 def add_inplace(place: Place, dtype: torch.dtype) -> Subjects:
@@ -272,7 +276,7 @@ ROWS = (
     for dtype, s, narrow in ((torch.float32, "f32", 0), (torch.bfloat16, "bf16", 1), (torch.float16, "f16", 1))
     for row in (
         cuda_row(f"cuda_table_{s}", f"CUDA: table {s}", partial(table, dtype=dtype), "out.fill_(1)",
-                 (1.05, 1.10)[narrow], {"usual formula": None}),
+                 (1.05, 1.10)[narrow], {"naive float32 formula": None}),
         cuda_row(f"cuda_add_{s}", f"CUDA: add {s}", partial(add, dtype=dtype), "y.copy_(x)",
                  1.03, {"eager": None, "torch.compile": 1.0}),
         cuda_row(f"cuda_positions_{s}", f"CUDA: add, positions {s}", partial(add, dtype=dtype, positions=True),
@@ -294,9 +298,9 @@ ROWS = (
         cuda_row(f"cuda_add_inplace_{s}", f"CUDA: add_ {s}", partial(add_inplace, dtype=dtype), "y.mul_(1.0)",
                  None, {"eager": None}),
         cuda_row(f"cuda_encode_{s}", f"CUDA: encode 1M positions x 128 {s}", partial(encode, dtype=dtype),
-                 "out.fill_(1)", (1.15, 1.20)[narrow], {"usual formula": None}),
+                 "out.fill_(1)", (1.15, 1.20)[narrow], {"naive float32 formula": None}),
         *(cuda_row(f"cuda_encode_{dim}_{s}", f"CUDA: encode random positions x {dim} {s}",
-                   partial(encode, dtype=dtype, dim=dim), "out.fill_(1)", None, {"usual formula": 1.0})
+                   partial(encode, dtype=dtype, dim=dim), "out.fill_(1)", None, {"naive float32 formula": 1.0})
           for dim in (2, 8, 32)),
     )),
 )

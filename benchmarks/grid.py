@@ -137,7 +137,7 @@ def timestep_layer(count: int, dim: int) -> Subjects:
 
 
 def identified(length: int, dim: int) -> Subjects:
-    """`identify` of a checkpoint's float32 table of the usual formula."""
+    """`identify` of a checkpoint's float32 table of the naive float32 formula."""
     table = peer.usual_table(*peer.usual_parts(length, dim))
 
     def check() -> None:

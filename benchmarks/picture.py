@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 BENCHMARK_STYLES: dict[str, dict[str, Any]] = {  # name -> its line style in every panel
     "floor": {"color": "0.4", "linestyle": ":"},
     "ours": {"color": "C0", "linewidth": 2.5, "zorder": 3},
-    "usual formula": {"color": "C1"},
+    "naive float32 formula": {"color": "C1"},
     "torch.compile": {"color": "C2"},
     "ready table": {"color": "C3", "linestyle": "--"},
 }

@@ -1,4 +1,4 @@
-"""Rows of small data: few channels a position, as of Fourier features, against the usual float32 formula; and tensors
+"""Rows of small data: few channels a position, as of Fourier features, against the naive float32 formula; and tensors
 that fit into a cache."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def encode(dim: int, *, integers: bool) -> Subjects:
     return Subjects(
         ours=lambda: sinpe.encode(positions, encoding),
         floor=lambda: torch.full((VALUES // dim, dim), 1.0),
-        peers={"usual formula": lambda: peer.usual_table(positions.float().unsqueeze(1), index)},
+        peers={"naive float32 formula": lambda: peer.usual_table(positions.float().unsqueeze(1), index)},
         check=check,
     )
 
@@ -53,7 +53,7 @@ def fourier(features: int) -> Subjects:
         angle = 2 * math.pi * (x[:97] @ frequencies).double()
         peer.agree("fourier", ours()[:97], torch.stack([angle.sin(), angle.cos()], -1), 1e-5)  # x @ in two sizes
 
-    return Subjects(ours, lambda: torch.full((len(x), features, 2), 1.0), {"usual formula": usual}, check)
+    return Subjects(ours, lambda: torch.full((len(x), features, 2), 1.0), {"naive float32 formula": usual}, check)
 
 
 def add_cached(shape: tuple[int, int, int]) -> Subjects:
@@ -69,7 +69,7 @@ def add_cached(shape: tuple[int, int, int]) -> Subjects:
 
 
 def rows() -> tuple[Row, ...]:
-    faster: dict[str, float | None] = {"usual formula": 1.0}
+    faster: dict[str, float | None] = {"naive float32 formula": 1.0}
     title = f"Fourier features ({VALUES // 256}, 3) x 128"
     found = [Row("fourier", title, partial(fourier, 128), "torch.full", None, faster)]
     for dim in (2, 4, 8, 16, 32, 64):

@@ -29,11 +29,11 @@ LARGEST = 2**36
 MAX_THREADS = 4096
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 ROUNDS, QUICK_ROUNDS = 7, 3
-OURS, FLOOR, USUAL, READY, COMPILED = "ours", "floor", "usual formula", "ready table", "torch.compile"
+OURS, FLOOR, USUAL, READY, COMPILED = "ours", "floor", "naive float32 formula", "ready table", "torch.compile"
 MEASURABLE = 2**24  # from this number of elements on, temporaries are allocated from the system and returned to it
 SPARE = 2**29  # bytes reserved for the program itself
 SIZE = 8.0  # magnitude of the largest sum, for the tolerance of the check
-FLOAT32_ANGLES = 1e-4  # error of the usual formula in the first CHECK_ROWS rows
+FLOAT32_ANGLES = 1e-4  # error of the naive float32 formula in the first CHECK_ROWS rows
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Work:
     length: int = 0
 
     def compare(self, name: str, dtype: torch.dtype) -> None:
-        """Stop if a result is wrong: ours anywhere, the usual formula where float32 angles are still accurate."""
+        """Stop if a result is wrong: ours anywhere, the naive formula where float32 angles are still accurate."""
         count, ours = min(self.length, CHECK_ROWS), name == OURS
         rows = torch.linspace(0, self.length - 1, count).long() if ours else torch.arange(count)
         want, bound = peer.exact_rows(rows, DIM), tolerance(dtype, self.length)
@@ -59,7 +59,7 @@ class Work:
 class Case:
     """One operation. `build` takes elements, dtype and torch.compile's number of threads (None: without torch.compile).
 
-    held: from the itemsize, the most bytes per element that it and the usual formula need.
+    held: from the itemsize, the most bytes per element that it and the naive float32 formula need.
     """
 
     name: str
@@ -79,7 +79,7 @@ def compiled(function: Callable[..., Tensor], threads: int) -> Callable[..., Ten
 
 
 def table(elements: int, dtype: torch.dtype, threads: int | None) -> Work:
-    """The paper's table, written into an existing one; the usual formula allocates a new one."""
+    """The paper's table, written into an existing one; the naive float32 formula allocates a new one."""
     rows = elements // DIM
     encoding, out = sinpe.Encoding(DIM), torch.empty(rows, DIM, dtype=dtype)
     position, index = peer.usual_parts(rows, DIM)
@@ -95,7 +95,7 @@ def table(elements: int, dtype: torch.dtype, threads: int | None) -> Work:
 
 
 def added(elements: int, dtype: torch.dtype, threads: int | None, *, inplace: bool) -> Work:
-    """x + PE, into y or in place; the usual formula computes the table at each call, "ready table" stores it."""
+    """x + PE, into y or in place; the naive formula computes the table at each call, "ready table" stores it."""
     rows = elements // DIM
     length = min(rows, LENGTH)
     encoding, x = sinpe.Encoding(DIM), torch.empty(rows // length, length, DIM, dtype=dtype).uniform_(-1, 1)

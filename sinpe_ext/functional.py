@@ -64,7 +64,7 @@ def table(
         dtype: float32, float64, bfloat16 or float16. None: the dtype of `out`, or float32 without `out`.
         device: device of the result. None: the device of `out`, or the default device without `out`.
         out: output tensor of the shape of the result, with any strides.
-        flatten: return the cells of a grid as one dimension, in row-major order.
+        flatten: return the grid points as one dimension, in row-major order.
         extra_tokens: number of rows of zeros to prepend, for example 1 for a class token; implies `flatten` for a grid.
         device_mesh: return a DTensor on this mesh; every rank computes its own shard. `device` and `out` must be None.
         placements: one Shard or Replicate for each dimension of the mesh. None: Replicate.
@@ -189,7 +189,7 @@ def add(
         padding_mask: (S,) or (B, S), bool; rows where it is True are padding and get no encoding.
         seq_dim, channel_dim: dimensions of x that hold the sequence and the channels. positions, start and padding_mask
             are batch-first whatever seq_dim is; the batch is the first remaining dimension of x.
-        grid_shape: lengths of the axes of a GridEncoding, if its cells are the sequence of x in row-major order,
+        grid_shape: lengths of the axes of a GridEncoding, if its points are the sequence of x in row-major order,
             (B, H * W, C). None: the axes are dimensions of x, (B, H, W, C), or (B, C, H, W) with channel_dim=1. With a
             grid, `start` may also be one int per axis (the corner of a crop) or a tensor (axes,) or (B, axes);
             `positions` has the coordinates in an additional last dimension, (S, axes) or (B, S, axes), with H, W in

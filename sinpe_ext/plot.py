@@ -176,9 +176,9 @@ def similarity(
 
 
 def error(encoding: Encoding, positions: Sequence[int] | None = None, *, ax: Axes | None = None) -> Axes:
-    """Draws the largest error over the channels against the position, for the usual float32 formula and this library.
+    """Draws the largest error over the channels against the position, for the naive float32 formula and this library.
 
-    The usual formula multiplies a float32 frequency by a float32 position. Both float32 results are compared with the
+    The naive formula multiplies a float32 frequency by a float32 position. Both float32 results are compared with the
     float64 result of this library, whose error (below 2e-16) is negligible here.
 
     Args:
@@ -333,7 +333,7 @@ def table_array(name: str, value: Any) -> np.ndarray:
 
     one_axis(name, value)
     try:
-        if hasattr(value, "detach"):  # a torch tensor, recognised without importing torch
+        if hasattr(value, "detach"):  # a torch tensor, recognized without importing torch
             values.dense_tensor(name, value)
             value = value.detach().cpu()
             value = value if value.is_complex() else value.double()  # NumPy has no bfloat16

@@ -167,7 +167,7 @@ def from_padding_idx(ids: Tensor, padding_idx: int, *, past: int | Tensor = 0) -
 
 
 def grid(shape: Sequence[int], *, start: int | Sequence[int] = 0, device: torch.device | str | None = None) -> Tensor:
-    """Returns the coordinates of every cell of a grid.
+    """Returns the coordinates of every grid point.
 
     Equivalent to::
 
@@ -175,7 +175,7 @@ def grid(shape: Sequence[int], *, start: int | Sequence[int] = 0, device: torch.
 
     Args:
         shape: length of each axis, such as (H, W) or (T, H, W).
-        start: coordinate of the first cell, one for all axes or one for each.
+        start: coordinate of the first grid point, one for all axes or one for each.
         device: device of the result. None: the default device.
     Returns:
         `(*shape, number of axes)`, int64; the first coordinate is that of the first axis, the row of an image. `encode`
@@ -196,7 +196,7 @@ def grid(shape: Sequence[int], *, start: int | Sequence[int] = 0, device: torch.
     axes = []
     for first, length in zip(starts, lengths, strict=True):
         if not traced:
-            first = integer("start", first, INT64_MIN, INT64_MAX, "pass the coordinate of the first cell")
+            first = integer("start", first, INT64_MIN, INT64_MAX, "pass the coordinate of the first grid point")
             values.position_range(first, length)
         axes.append(torch.arange(length, device=device) + first)
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)

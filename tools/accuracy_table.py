@@ -83,7 +83,7 @@ def cell(report: ulp.Report) -> str:
 
 
 def table() -> Iterator[str]:
-    names = [*backends(), "usual formula"]
+    names = [*backends(), "naive float32 formula"]
     head = " | ".join(f"{name}, ULP | correctly rounded | absolute" for name in names)
     yield f"| output | positions | entries | {head} |"
     yield "|---" * (3 + 3 * len(names)) + "|"

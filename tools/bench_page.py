@@ -55,7 +55,7 @@ FRONT_CUDA = {  # rows of README's table of a GPU, in float32 and bfloat16 -> th
     "cuda_embed_text": "token lookup, scale, encoding: ids of a text",
     "cuda_embed_train_text": "the same with dropout, forward and backward",
 }
-PEERS = ("eager", "usual formula", "x + pe", "diffusers")  # the first of these in a row is its "eager PyTorch"
+PEERS = ("eager", "naive float32 formula", "x + pe", "diffusers")  # the first of these in a row is its "eager PyTorch"
 TIE = 1.3  # the ratio of two times that still counts as a tie
 OTHERS = ("front", "front_cuda", "summary", "processes", "sizes", "cuda", "cuda_host")
 

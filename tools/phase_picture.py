@@ -56,7 +56,7 @@ def phase(position: int, pair: int = PAIR) -> int:
 
 
 def float32_angle(position: int) -> np.float32:
-    """The usual formula's angle in radians, with its roundings."""
+    """The naive float32 formula's angle in radians, with its roundings."""
     frequency = np.exp(np.float32(2 * PAIR) * np.float32(-math.log(10000.0) / DIM), dtype=np.float32)
     return np.float32(position) * frequency
 

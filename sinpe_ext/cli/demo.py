@@ -102,7 +102,7 @@ def errors(got: Tensor, exact: Any) -> tuple[float, float]:
 
 
 def accuracy() -> None:
-    """Part 3: the errors of the usual float32 formula and of this library at positions up to a million."""
+    """Part 3: the errors of the naive float32 formula and of this library at positions up to a million."""
     import torch
 
     import sinpe_ext as sinpe
@@ -115,7 +115,7 @@ def accuracy() -> None:
         print("Left out: mpmath, the reference for accuracy, is not installed; run `pip install mpmath`.")
         return
     _, index = usual_parts(1, DIM)
-    print(f"{'position':>15}  {'usual formula':^27}  {'sinpe_ext':^27}")
+    print(f"{'position':>15}  {'naive float32 formula':^27}  {'sinpe_ext':^27}")
     print(f"{'':>15}  {'max error':>12}  {'max ULP':>13}  {'max error':>12}  {'max ULP':>13}")
     for last in LAST_POSITIONS:
         positions = torch.arange(last - WINDOW + 1, last + 1)

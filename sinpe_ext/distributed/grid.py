@@ -37,7 +37,7 @@ def _call(of_whole: AddArguments, form: GridForm, of: Part, sizes: tuple[int, ..
     first, axes = of.first, len(starts)
     lengths: tuple[int, ...] | None = None
     if form.is_flat and axes > 1:
-        lengths = form.lengths if len(form.lengths) == axes else (form.places, *(1,) * (axes - 1))
+        lengths = form.lengths if len(form.lengths) == axes else (form.points, *(1,) * (axes - 1))
     front = form.extra
     if any(sizes[d] != of.shape[d] for d in form.rows_at):
         if form.is_flat:

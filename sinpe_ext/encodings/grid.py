@@ -1,7 +1,7 @@
 """`GridEncoding`: the positional encoding of images, videos and volumes, composed of one `Encoding` per axis.
 
 Every channel depends on one coordinate only: `pieces` gives the equivalent one-dimensional encodings, each with its
-axis and its channels. The rows of an axis are computed once for all cells.
+axis and its channels. The rows of an axis are computed once for all grid points.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class GridEncoding:
         factors = []
         for k, length in enumerate(lengths):
             # operator.index makes an int of a SymInt.
-            length = index(integer("lengths", length, 1, 2**62, "pass the number of places along each axis"))
+            length = index(integer("lengths", length, 1, 2**62, "pass the number of grid points along each axis"))
             size = length if base_size is None else _one("base_size", base_size, k, self.ndim)
             size = index(size) if type(size) is int else size
             by = Fraction(real("scale", _one("scale", scale, k, self.ndim)))
@@ -228,7 +228,7 @@ def lengths_of(name: str, value: Any, axes: int) -> tuple[int, ...]:
         raise ValueError(
             f"{name}: expected {axes} lengths, one per axis of the grid, got {tuple(value)}; pass one each"
         )
-    return tuple(integer(name, item, 0, 2**63 - 1, "pass the number of places along each axis") for item in value)
+    return tuple(integer(name, item, 0, 2**63 - 1, "pass the number of grid points along each axis") for item in value)
 
 
 def of_axis(fields: dict[str, Any], axis: int, number: int) -> dict[str, Any]:

@@ -225,7 +225,7 @@ def _views(rows: Tensor, lengths: tuple[int, ...] | None) -> Iterable[View]:
             return
         if len(flat) < size:
             raise ValueError(
-                f"shape: expected one of at most {len(flat)} places (the rows of the table), got "
+                f"shape: expected one of at most {len(flat)} grid points (the rows of the table), got "
                 f"{' * '.join(map(str, lengths))} = {size}; pass the table's own (H, W) or (T, H, W)"
             )
         yield View(flat, lengths if len(lengths) > 1 else None)

@@ -211,7 +211,7 @@ def finish(item: Identified, places: list[Tensor]) -> None:
         item.float32_angle, item.repeated = _angle(item, places)
     if item.float32_angle in ANGLES:
         notes.append(
-            f"it has the float32 angle errors of the usual formula, up to {item.verdict.error:.2g}: the encoding "
+            f"it has the angle errors of the naive float32 formula, up to {item.verdict.error:.2g}: the encoding "
             f'above is exact; angle="{item.float32_angle}" repeats them'
         )
     elif item.float32_angle:

@@ -135,7 +135,7 @@ FREQUENCY_ROUNDING = 3e-7  # relative, of the usual float32 formula
 LEAST_AGREEMENT = 0.3  # fraction of the frequencies predicted by a ladder that must agree, weighted by precision
 LARGEST_DECAY = 16.0  # largest logarithm of the base that is scanned
 MAX_START = 2**20
-SHARP = 0.01  # radians per row: precision needed to recognise a fast first frequency from its value modulo 2 pi
+SHARP = 0.01  # radians per row: precision needed to recognize a fast first frequency from its value modulo 2 pi
 FEW = 4  # with this many columns or fewer, many ladders come close to the measured frequencies
 SCANNED = 48  # columns compared for each ladder or position that is tried
 

@@ -59,7 +59,7 @@ class Swap:
         where = self.name or "(the model itself)"
         kind = self.old_class.rpartition(".")[2]
         if not self.swapped:
-            found = f"\n    recognised: {self.convention}" if self.convention else ""
+            found = f"\n    recognized: {self.convention}" if self.convention else ""
             return f"left     {where}: {kind}\n    {self.reason}{found}"
         angle = _angle_of(self.encoding)
         return (
@@ -99,7 +99,7 @@ class Report(list[Swap]):
     def __str__(self) -> str:
         if not self:
             return (
-                "none recognised: no tensor of this model holds a sinusoidal table, and no module computes one in a "
+                "none recognized: no tensor of this model holds a sinusoidal table, and no module computes one in a "
                 "way that swap knows"
             )
         head = f"{len(self.swapped)} swapped, {len(self.left)} left alone"
@@ -154,7 +154,7 @@ def swap(
     Args:
         model: the model to change.
         inplace: if False, the model is not changed; `report.model` is a deep copy with the replaced modules.
-        angle: "exact"; "float32_exp" or "float32_pow" to reproduce the float32 rounding errors of the usual formulas;
+        angle: "exact"; "float32_exp" or "float32_pow" to reproduce the rounding errors of the naive float32 formulas;
             "float32" for the one of these three that is closest to each module, often with the same bits.
         strict: raise ValueError and change nothing if a recognized module cannot be replaced. A model without
             recognized modules does not raise.

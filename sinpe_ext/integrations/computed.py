@@ -210,12 +210,12 @@ def _scaled(module: Any, key: str, scale: str) -> list[Candidate] | Left | None:
     if encoding is None:
         return Left(f"its rows are no convention that identify knows{f': {why}' if why else ''}")
     if not _holds(encoding, held):
-        return Left(f"its rows are recognised, but its buffer `{key}` holds other frequencies", encoding)
+        return Left(f"its rows are recognized, but its buffer `{key}` holds other frequencies", encoding)
     with quiet(place):
         try:
             _check_inputs(tried, torch.zeros(1, 3, dim, device=place), (key, scale))
         except Unclear as problem:
-            return Left(f"its rows are recognised, but {problem}", encoding)
+            return Left(f"its rows are recognized, but {problem}", encoding)
     slack = max(1.0, abs(float(module._parameters[scale].detach())))
     lengths = (1, 7, 2048)
     probes = [Probe((torch.zeros(2, n, dim, device=place),), {}, float(n), slack) for n in lengths]
@@ -251,7 +251,7 @@ def _shaped(module: Any, key: str) -> list[Candidate] | Left | None:
             try:
                 _check_inputs(tried, x, (key, None))
             except Unclear as problem:
-                return Left(f"its rows are recognised, but {problem}", encodings[0])
+                return Left(f"its rows are recognized, but {problem}", encodings[0])
         generator = torch.Generator().manual_seed(0)
         shapes = [(3, *lengths, dim), (1, *([1] * axes), dim), (2, *(n + 5 for n in lengths), dim)]
         probes = []
@@ -362,7 +362,7 @@ def _timesteps(module: Any) -> list[Candidate] | Left | None:
             found.insert(0, encoding.replace(position_scale=float(encoding.position_scale) / spacing))
     if not found:
         return None
-    encoding, reason = found[0], "its rows of timesteps are recognised, but "
+    encoding, reason = found[0], "its rows of timesteps are recognized, but "
     try:
         tables = tuple(key for key, value in _tensors(module) if _holds(encoding, value))
         check_stateless(tried, _shape(steps, rank))
@@ -403,8 +403,8 @@ def _length_candidates(module: Any) -> list[Candidate] | Left | None:
             rows = rows.reshape(LENGTHS, width)
             encoding = _known(rows[:STEPS], (STEPS, width))
             if encoding is not None:
-                recognised = f"the rows that it computes are recognised ({encoding!r})"
-                return form_of(module, None, rows, False, encoding, None, recognised)
+                recognized = f"the rows that it computes are recognized ({encoding!r})"
+                return form_of(module, None, rows, False, encoding, None, recognized)
     return None
 
 
@@ -440,7 +440,7 @@ def _method_candidates(module: Any, name: str, required: int) -> list[Candidate]
     encoding = _known(rows_of(steps), tuple(out.shape))
     if encoding is None:
         return None
-    reason = f"its method `{name}` is recognised ({encoding!r}), but "
+    reason = f"its method `{name}` is recognized ({encoding!r}), but "
     if before is None:
         raise Unclear(f"{reason}its forward could not be run on timesteps: {problem}", encoding)
     if len(seen) > 1:
@@ -514,7 +514,7 @@ def _static_method(module: Any, name: str) -> Left | None:
     if encoding is None:
         return None
     asked = ", ".join(parameters(module)) or "nothing"
-    return Left(f"its method `{name}` is recognised, but its forward takes {asked}, not timesteps alone", encoding)
+    return Left(f"its method `{name}` is recognized, but its forward takes {asked}, not timesteps alone", encoding)
 
 
 def _gain(module: Any, name: str, steps: Tensor, place: torch.device) -> float:

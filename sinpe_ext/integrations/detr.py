@@ -19,14 +19,14 @@ NORMALISED = 4.0
 
 
 class PictureRows(DropIn):
-    """[B, 2 F, H, W], channels of rows before those of columns; positions count the unmasked cells from 1."""
+    """[B, 2 F, H, W], channels of rows before those of columns; positions count the unmasked points from 1."""
 
     _sinpe_normalize: bool = False
     _sinpe_scale: float = 2 * math.pi
     _sinpe_offset: float = 0.0
 
     def _sinpe_places(self, padding: Tensor, dtype: torch.dtype) -> Tensor:
-        """The encoding of the cells of a padded feature map."""
+        """The encoding of the points of a padded feature map."""
         places = _positions.from_mask_2d(
             padding,
             normalize=self._sinpe_normalize,
@@ -57,7 +57,7 @@ class MaskRows(PictureRows):
 
 
 class GridRows(DropIn):
-    """[1, H W, C] for the cells of a feature map: RT-DETR, D-FINE and related models."""
+    """[1, H W, C] for the points of a feature map: RT-DETR, D-FINE and related models."""
 
     def forward(self, width: int, height: int, device: torch.device | str, dtype: torch.dtype) -> Tensor:
         rows = table((int(height), int(width)), self._sinpe_encoding, flatten=True, dtype=dtype, device=device)
@@ -73,7 +73,7 @@ def pictures_of(module: Any) -> list[Candidate] | Left | None:
         cells = convention("hf2d", module.embed_dim, base=module.temperature)
         calls = [((13, 9, torch.device("cpu"), dtype), 13.0) for dtype in (torch.float32, torch.float64)]
         probes = [Probe(args, {}, furthest) for args, furthest in calls]
-        return [Candidate(GridRows, cells, (), probes, {}, "cells of a feature map")]
+        return [Candidate(GridRows, cells, (), probes, {}, "points of a feature map")]
     mixin: type[PictureRows]
     if names == ("shape", "device", "dtype", "mask") and has(module, "num_position_features"):
         mixin, features = ShapeRows, module.num_position_features

@@ -410,7 +410,7 @@ class Candidate:
 
 @dataclass
 class Left:
-    """Why a module that looks sinusoidal is left alone; `encoding` is set if its table was recognised."""
+    """Why a module that looks sinusoidal is left alone; `encoding` is set if its table was recognized."""
 
     reason: str
     encoding: Any = None

@@ -1,4 +1,4 @@
-"""Modules that belong to no known library but own a table that `identify` recognises.
+"""Modules that belong to no known library but own a table that `identify` recognizes.
 
 Every tensor of rows in a module is examined, whatever its name: a test of a few rows rules out learned weights in a
 fraction of a millisecond, and `identify` decides about the other tensors. What the forward computes cannot be read from
@@ -60,7 +60,7 @@ def plain_of(module: nn.Module, name: str, above: Sequence[nn.Module]) -> list[C
 
 
 def _joined(left: dict[str, Left]) -> Left | None:
-    """The report for a module: why its first recognised table is left alone, and which others were recognised."""
+    """The report for a module: why its first recognized table is left alone, and which others were recognized."""
     ordered = sorted(left.items(), key=lambda item: item[1].encoding is None)
     if not ordered:
         return None
@@ -69,7 +69,7 @@ def _joined(left: dict[str, Left]) -> Left | None:
     if not more or first.encoding is None:
         return first
     return Left(
-        f"{first.reason}; {', '.join(more[:4])} {'are' if len(more) > 1 else 'is'} recognised, too", first.encoding
+        f"{first.reason}; {', '.join(more[:4])} {'are' if len(more) > 1 else 'is'} recognized, too", first.encoding
     )
 
 
@@ -216,9 +216,9 @@ def _fixed(above: Sequence[nn.Module]) -> bool:
 def _unserved(match: Match) -> str:
     """Why a table cannot be replaced whatever the module does with it; "" if it can."""
     if not isinstance(match.encoding, Encoding):
-        return f"its table is recognised ({match.code}), but a grid's rows in a plain module are not served"
+        return f"its table is recognized ({match.code}), but a grid's rows in a plain module are not served"
     if match.zero_columns:
-        return f"its table is recognised ({match.code}), but columns {match.zero_columns[:4]} of it are zero"
+        return f"its table is recognized ({match.code}), but columns {match.zero_columns[:4]} of it are zero"
     return ""
 
 
@@ -238,7 +238,7 @@ def _of_table(module: nn.Module, key: str, table: Tensor, by_name: bool) -> list
 
 
 def _not_known(module: nn.Module, key: str, table: Tensor, matches: Matches) -> Left | None:
-    """The report for a table that `identify` does not recognise, if its name suggests one."""
+    """The report for a table that `identify` does not recognize, if its name suggests one."""
     named = SINUSOIDAL.search(f"{type(module).__name__} {key}")
     if table.requires_grad or isinstance(table, nn.Parameter) or not named:
         return None
@@ -248,23 +248,23 @@ def _not_known(module: nn.Module, key: str, table: Tensor, matches: Matches) -> 
 def _with_match(
     module: nn.Module, key: str, table: Tensor, rows: Tensor, turned: bool, match: Match
 ) -> list[Candidate] | Left:
-    """Candidates for a module whose table is recognised, or why it is left alone."""
+    """Candidates for a module whose table is recognized, or why it is left alone."""
     encoding: Any = match.encoding
-    recognised = f"its table `{key}` is recognised ({match.code})"
+    recognized = f"its table `{key}` is recognized ({match.code})"
     if table.requires_grad:
-        return Left(f"{recognised} but is trained (requires_grad=True): freeze it first", encoding)
+        return Left(f"{recognized} but is trained (requires_grad=True): freeze it first", encoding)
     inner = [f"{type(child).__name__} {name}" for name, child in module.named_children() if not _passes(child)]
     if inner:
-        return Left(f"{recognised}, but it has layers of its own ({', '.join(inner[:4])})", encoding)
+        return Left(f"{recognized}, but it has layers of its own ({', '.join(inner[:4])})", encoding)
     trained = [name for name, value in module._parameters.items() if value is not None and value is not table]
     if len(trained) > 1 or any(module._parameters[name].numel() > 1 for name in trained):  # type: ignore[union-attr]
-        return Left(f"{recognised}, but it has parameters of its own ({', '.join(trained[:4])})", encoding)
+        return Left(f"{recognized}, but it has parameters of its own ({', '.join(trained[:4])})", encoding)
     problem = _unserved(match)
     if not problem and (match.zero_rows or match.extra_tokens):
-        problem = f"{recognised}, but rows of it are zero or learned"
+        problem = f"{recognized}, but rows of it are zero or learned"
     if not problem and len(parameters(module)) != 1:
         problem = (
-            f"{recognised}, but its forward takes {', '.join(parameters(module)) or 'nothing'}, not one tensor alone"
+            f"{recognized}, but its forward takes {', '.join(parameters(module)) or 'nothing'}, not one tensor alone"
         )
     if "forward" in vars(module):
         problem = REPLACED
@@ -272,7 +272,7 @@ def _with_match(
         return Left(problem, encoding)
     assert tensor_of(module, key) is not None
     flat = rows.detach().reshape(-1, rows.shape[-1])
-    return form_of(module, key, flat, turned, encoding, trained[0] if trained else None, recognised)
+    return form_of(module, key, flat, turned, encoding, trained[0] if trained else None, recognized)
 
 
 def _passes(child: nn.Module) -> bool:

@@ -276,7 +276,7 @@ def form_of(
     turned: bool,
     encoding: Encoding,
     learned: str | None,
-    recognised: str,
+    recognized: str,
 ) -> list[Candidate] | Left:
     """The candidate for a module with one table, or why there is none.
 
@@ -285,7 +285,7 @@ def form_of(
         rows: the rows of the table, (positions, channels).
         turned: whether the table itself is (channels, positions).
         learned: the name of the parameter that may be a learned factor.
-        recognised: beginning of the reason to report, which names the table.
+        recognized: beginning of the reason to report, which names the table.
     """
     reasons = []
     with quiet(rows.device):
@@ -303,7 +303,7 @@ def form_of(
             if channels_first:
                 _to_channels_first(candidate)
             return [candidate]
-    return Left(f"{recognised}, but {reasons[0]}", encoding)
+    return Left(f"{recognized}, but {reasons[0]}", encoding)
 
 
 def _with_channels_last(tried: Any) -> None:

@@ -63,7 +63,7 @@ def _plan(module: nn.Module, name: str, above: Sequence[nn.Module], angle: str, 
     if isinstance(module, torch.jit.ScriptModule):
         return None
     try:
-        found = _recognised(module, name, above)
+        found = _recognized(module, name, above)
     except ValueError as refused:  # a number of channels that the convention's library does not support either
         return Plan(module, name, str(refused))
     except (
@@ -88,7 +88,7 @@ def _plan(module: nn.Module, name: str, above: Sequence[nn.Module], angle: str, 
     return first
 
 
-def _recognised(module: nn.Module, name: str, above: Sequence[nn.Module]) -> list[Candidate] | Left | None:
+def _recognized(module: nn.Module, name: str, above: Sequence[nn.Module]) -> list[Candidate] | Left | None:
     """Candidates for a module: first by the interface of known libraries, then by the values of its tables, then by
     what it computes, last by its name."""
     ways: tuple[Callable[[nn.Module], list[Candidate] | Left | None], ...] = (
@@ -109,7 +109,7 @@ def _recognised(module: nn.Module, name: str, above: Sequence[nn.Module]) -> lis
         left = found
     kind = type(module).__name__
     if left is None and SINUSOIDAL.search(kind) and not ROTARY.search(kind) and not list(module.children()):
-        return Left("it looks sinusoidal by its name; there is no drop-in for its class, and no table was recognised")
+        return Left("it looks sinusoidal by its name; there is no drop-in for its class, and no table was recognized")
     return left
 
 

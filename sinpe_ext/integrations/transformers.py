@@ -1,6 +1,6 @@
 """transformers and fairseq: modules that look up the rows of tokens, grouped by how they compute positions.
 
-The classes are copied from model to model under new names, so a family is recognised by its signature and attributes;
+The classes are copied from model to model under new names, so a family is recognized by its signature and attributes;
 each replacement is then compared with the module's own output. Source: transformers 5.23 and 5.24 (which renames
 past_key_values_length to cache_length), the modeling files of the models named below; fairseq 0.12 and its main branch,
 modules/sinusoidal_positional_embedding.py.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 TABLE_ANGLE_ERROR = 2.0**-22
 TABLE_ERROR = 1e-6
 TABLE_ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-ROWS_TO_RECOGNISE = 64
+ROWS_TO_RECOGNIZE = 64
 
 
 class Mismatch(NamedTuple):
@@ -185,9 +185,9 @@ def mismatch(
         return None
     row = int(differs.nonzero()[0])
     text = f"row {row} differs by {float(error[row]):.3g}, and {int(differs.sum())} of {len(rows)} rows differ"
-    if row >= ROWS_TO_RECOGNISE:  # its first rows are those of the layer, so no other convention can match
+    if row >= ROWS_TO_RECOGNIZE:  # its first rows are those of the layer, so no other convention can match
         return Mismatch(text)
-    known = [name for name in CATALOGUE if _matches_convention(rows[:ROWS_TO_RECOGNISE], name)]
+    known = [name for name in CATALOGUE if _matches_convention(rows[:ROWS_TO_RECOGNIZE], name)]
     return Mismatch(text, f'convention("{known[0]}", {encoding.dim})' if known else "")
 
 

@@ -532,7 +532,7 @@ def grid_padding_mask(value: Any, shapes: Shapes, x: Tensor) -> Tensor:
         wanted = _either([shape for shape, _ in shapes])
         raise ValueError(
             f"padding_mask: expected shape {wanted}, got {given} for x of shape {tuple(x.shape)}; it "
-            "speaks of the places of the grid, not of extra_tokens"
+            "is for the grid points, without extra_tokens"
         )
     return value.flatten(1) if sampled else value.flatten().unsqueeze(0)
 

@@ -50,7 +50,7 @@ class _GridArguments(NamedTuple):
 
 
 class GridForm:
-    """The layout of x of `add` for a grid, or for a sequence with extra tokens. `places` are the points of the grid.
+    """The layout of x of `add` for a grid, or for a sequence with extra tokens. `points` are the points of the grid.
 
     Attributes:
         lengths: lengths of the axes; (S,) if the grid is flattened and no `grid_shape` was given.
@@ -59,7 +59,7 @@ class GridForm:
         rng_offsets: Philox counter base and stride of each dimension of the canonical form, in row-major order of x's
             own shape, or of the shape of the whole that x is a part of.
         own_rng_offsets: the same for x as it is; its first entry, `first`, is the index of x's first element.
-        is_evenly_spaced: whether the places of a sample are evenly spaced in the whole. In a box cut out of a grid they
+        is_evenly_spaced: whether a sample's grid points are evenly spaced in the whole. In a box cut out of a grid they
             are not, and `rng_offsets` is invalid.
     """
 
@@ -93,8 +93,8 @@ class GridForm:
             self.lengths = tuple(shape[d] for d in self.rows_at)
         self.batch_at = [d for d in others if d not in self.rows_at]
         self.batch = shape[self.batch_at[0]] if self.batch_at else 1
-        self.places = math.prod(self.lengths)
-        self.canonical_shape = (*(shape[d] for d in self.batch_at), self.places, shape[self.channels_at])
+        self.points = math.prod(self.lengths)
+        self.canonical_shape = (*(shape[d] for d in self.batch_at), self.points, shape[self.channels_at])
         steps = philox.row_major(shape if part is None else part.shape)
         self.first = 0 if part is None else sum(at * step for at, step in zip(part.first, steps, strict=True))
         self.own_rng_offsets = [self.first, *steps]
@@ -121,7 +121,7 @@ class GridForm:
             why = f"extra_tokens={self.extra}" if self.extra else f"x of {rank} dimensions and a grid of {axes} axes"
             raise ValueError(
                 f"grid_shape: expected the grid's lengths for {why}, got None with x of shape {shape}; pass "
-                f"grid_shape=({', '.join('HWD'[:axes] if axes < 4 else ['...'])}), of places in the sequence of x, or "
+                f"grid_shape=({', '.join('HWD'[:axes] if axes < 4 else ['...'])}), of grid points in x's sequence, or "
                 "of dimensions of an x without batch; for channels first also channel_dim"
             )
         if rows_at != self.channels_at and shape[rows_at] == self.extra + math.prod(given):
@@ -142,8 +142,8 @@ class GridForm:
             )
         raise ValueError(
             f"grid_shape: expected a sequence of {self.extra + math.prod(given)} rows (extra_tokens and "
-            f"{' * '.join(map(str, given))} cells) or the dimensions {given} in x, got x of shape {shape}; pass the "
-            "grid_shape, seq_dim and channel_dim of x"
+            f"{' * '.join(map(str, given))} grid points) or the dimensions {given} in x, got x of shape {shape}; pass "
+            "the grid_shape, seq_dim and channel_dim of x"
         )
 
     def _check_channels_outside(self, rows_at: Sequence[int]) -> None:
@@ -158,14 +158,14 @@ class GridForm:
         """The shapes that positions (without the coordinates) and padding_mask may have, each with whether its first
         dimension is the batch."""
         every: list[tuple[tuple[int, ...], bool]] = []
-        for dims in ((self.places,), tuple(self.lengths)) if self.is_flat else (tuple(self.lengths),):
+        for dims in ((self.points,), tuple(self.lengths)) if self.is_flat else (tuple(self.lengths),):
             every += [(dims, False)]
             every += [((1, *dims), True), ((self.batch, *dims), True)] if self.batch_at else []
         return every
 
     def is_viewable(self, t: Tensor) -> bool:
-        """Whether the places of a tensor with the shape of x are evenly spaced in memory, so that they can be viewed as
-        one dimension."""
+        """Whether the grid points of a tensor with the shape of x are evenly spaced in memory, so that they can be
+        viewed as one dimension."""
         if t.is_contiguous():
             return True
         sized = [(t.shape[d], t.stride(d)) for d in self.rows_at if t.shape[d] != 1]
@@ -276,12 +276,12 @@ class DifferentiableGrid(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             to_x = scaled(Dropout(grad, seed, ctx.drop_threshold, ctx.scale, ctx.own_rng_offsets))
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            places = form.canonical(grad)
+            points = form.canonical(grad)
             of_axes: list[Any] = [None] * positions.shape[-1]
             for (axis, first, step, count), packed_plan, rng_offsets in zip(
                 ctx.pieces, ctx.packed_plans, ctx.rng_offsets, strict=True
             ):
-                part = places[..., first : first + (count - 1) * step + 1 : step]
+                part = points[..., first : first + (count - 1) * step + 1 : step]
                 at = positions[..., axis]
                 a = Add(
                     part, packed_plan, at, mask, alpha, seed, drop_threshold=ctx.drop_threshold, rng_offsets=rng_offsets
@@ -347,7 +347,7 @@ class GridAdd(SequenceAdd):
         scale = given.scale
         self.scale = scale if type(scale) is float else values.factor("scale", scale)
         form = self.form
-        self.whole_rows, self.is_whole = form.places, part is None
+        self.whole_rows, self.is_whole = form.points, part is None
         self.shape = torch.Size(form.canonical_shape)
         if type(given.alpha) is not float or given.alpha != 1.0:
             self.set_alpha(given.alpha)
@@ -367,7 +367,7 @@ class GridAdd(SequenceAdd):
         self.has_kernel = self.is_exact and not (self.is_unsupported_shard or self.is_empty or self.has_no_data)
 
     def target(self) -> checks.Target:
-        return checks.Target("x", self.x.shape, self.device, self.form.batch, self.form.places)
+        return checks.Target("x", self.x.shape, self.device, self.form.batch, self.form.points)
 
     def _set_sequence_after_extra_tokens(self, given: AddArguments) -> None:
         """Checks the arguments of a one-dimensional encoding with extra tokens, as without them."""

@@ -87,8 +87,8 @@ def _of_grid(given: TableArguments) -> Tensor:
     dim, firsts = resolve.grid_dim_and_starts(encoding, given.dim)
     lengths = checks.grid_lengths("length", length, len(firsts))
     extra = checks.extra_tokens(given.extra_tokens)
-    places = math.prod(lengths)
-    shape = (extra + places, dim) if values.flag("flatten", given.flatten) or extra else (*lengths, dim)
+    points = math.prod(lengths)
+    shape = (extra + points, dim) if values.flag("flatten", given.flatten) or extra else (*lengths, dim)
     if out is not None:
         if tuple(out.shape) != shape:
             raise ValueError(f"out: expected shape {shape}, got {tuple(out.shape)}; pass a tensor of that shape")
@@ -100,7 +100,7 @@ def _of_grid(given: TableArguments) -> Tensor:
         default = torch.empty(0).device if _is_compiling() else torch.get_default_device()
         where = default if device is None else torch.device(device) if _is_compiling() else checks.torch_device(device)
         if not _is_compiling():
-            values.addressable("length", extra + places, dim, dtype.itemsize)
+            values.addressable("length", extra + points, dim, dtype.itemsize)
     starts = checks.grid_starts(given.start, firsts, lengths, None, where)
     rows = grid_rows.table(encoding, dim, lengths, starts, dtype, where)
     if given.flatten or extra:

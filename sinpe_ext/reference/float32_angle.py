@@ -1,4 +1,4 @@
-"""angle="float32_exp" and "float32_pow": the usual formulas with their float32 roundings, for trained checkpoints.
+"""angle="float32_exp" and "float32_pow": the naive formulas with their float32 roundings, for trained checkpoints.
 
 Less accurate than the exact encoding, but the values are those that the model was trained with. The PyTorch operations
 are in the same order as in the code that is imitated, so that results on the CPU are bitwise equal. The fields

@@ -181,7 +181,7 @@ def test_memory_of_a_call() -> None:
 
 def point(elements: int, floor: float, ours: float, **named: Any) -> dict[str, Any]:
     entry = {"case": "table", "title": "table, out=", "floor": "out.fill_(1)", "dtype": "float32", "threads": 2}
-    ms = {"floor": floor, "ours": ours, "usual formula": 9 * ours}
+    ms = {"floor": floor, "ours": ours, "naive float32 formula": 9 * ours}
     return {**entry, "elements": elements, "ms": ms, "ratio": ours / floor, "peer_errors": {}, **named}
 
 
@@ -196,7 +196,7 @@ def test_flatness() -> None:
 def test_report_of_sizes() -> None:
     sizes = [
         point(2**24, 2**24 / 1e6, 2**25 / 1e6),
-        point(2**26, 1.0, 1.0, memory_mib={"floor": 0.0, "ours": 0.0, "usual formula": 63.9}),
+        point(2**26, 1.0, 1.0, memory_mib={"floor": 0.0, "ours": 0.0, "naive float32 formula": 63.9}),
         {**point(2**28, 1, 1), "error": "RuntimeError: no"},
     ]
     del sizes[2]["ms"]
@@ -205,7 +205,7 @@ def test_report_of_sizes() -> None:
     assert text[2].split("  ")[0] == "table, out= float32, elements" and text[2].endswith("ours / floor  MiB")
     (line,) = [line.split() for line in text if line.startswith("2^24")]
     assert line == ["2^24", "1.000", "2.000", "18.0", "2.00"]
-    assert any(line.startswith("2^26") and line.endswith("0 ours, 64 usual formula") for line in text)
+    assert any(line.startswith("2^26") and line.endswith("0 ours, 64 naive float32 formula") for line in text)
     assert any(line.startswith("2^28") and "FAILED: RuntimeError: no" in line for line in text)
     assert "ours/floor from 2^24 elements: 1.00 to 2.00, a factor of 2.00 <= 1.3, MISSED" in text
 

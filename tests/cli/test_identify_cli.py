@@ -107,7 +107,7 @@ def test_key_and_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     code, out = run(capsys, path, "--key", "embed.weight")
     assert code == 1 and "no convention" in out
     code, err = run(capsys, path, "--key", "pos_embed", "--shape", 15, 14)
-    assert code == 2 and "shape: expected one of at most 197 places" in err
+    assert code == 2 and "shape: expected one of at most 197 grid points" in err
     code, err = run(capsys, path, "--key", "model.pos")
     assert code == 2 and "--key" in err and "model.pe" in err
     video = sinpe.table((3, 4, 5), sinpe.convention("cogvideo3d", 64), flatten=True)

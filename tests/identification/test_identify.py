@@ -348,7 +348,7 @@ def test_bad_arguments() -> None:
         sinpe.identify([1.0])
     with pytest.raises(TypeError, match="shape: expected a sequence of ints, got int"):
         sinpe.identify(learned(), shape=8)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="shape: expected one of at most 512 places"):
+    with pytest.raises(ValueError, match="shape: expected one of at most 512 grid points"):
         sinpe.identify(learned(), shape=(32, 32))
     with pytest.raises(ValueError, match="shape: expected 1 to 4 lengths"):
         sinpe.identify(learned(), shape=())

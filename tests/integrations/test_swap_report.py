@@ -57,7 +57,7 @@ WRONG = [
     "the last rows", "normalised", "cut at eight", "without a gradient", "two results", "broken", "always float64",
 ]  # fmt: skip
 LEFT = [
-    *((lambda change=change: _wrong(change), "is recognised|would differ") for change in WRONG),
+    *((lambda change=change: _wrong(change), "is recognized|would differ") for change in WRONG),
     (Layered, "layers of its own .*Linear proj"),
     (Offset, "forward takes x, start"),
     (Functional, "something else in training"),
@@ -131,9 +131,9 @@ def test_report() -> None:
     lines = str(report).splitlines()
     assert lines[0].startswith("1 swapped, 1 left alone, largest difference ")
     assert lines[1] == "swapped  0: BatchFirst" and "x + rows, batch first; paper; differs by" in lines[2]
-    assert lines[3] == "left     1: Layered" and "Linear proj" in lines[4] and "recognised: paper" in lines[5]
+    assert lines[3] == "left     1: Layered" and "Linear proj" in lines[4] and "recognized: paper" in lines[5]
     assert repr(report).startswith("Report([Swap(name='0'")
-    assert str(swap(nn.Linear(2, 2))).startswith("none recognised: ")
+    assert str(swap(nn.Linear(2, 2))).startswith("none recognized: ")
     assert "(the model itself)" in str(swap(BatchFirst()))
 
 

@@ -63,7 +63,7 @@ LEFT = {
     "x by its deviation": (custom(lambda m, x: x * x.std() + rows(m, x)), "multiplies x by|would differ"),
     "no row of padding": (custom(ids(lambda m: 1)), "something else with x"),
     "padding by an attribute": (custom(ids(lambda m: m.pad), pad=40404), "something else with x"),
-    "no row where x is zero": (custom(lambda m, x: rows(m, x)[..., :8] * (x[..., :1] != 0)), "is recognised"),
+    "no row where x is zero": (custom(lambda m, x: rows(m, x)[..., :8] * (x[..., :1] != 0)), "is recognized"),
     "a step": (custom(step, step=0), STATE),
     "a step in a buffer": (custom(storing(lambda m, x: m.b_calls.add_(1)), b_calls=torch.zeros(1)), STATE),
     "a step in training": (custom(storing(lambda m, x: setattr(m, "n", m.n + m.training)), n=0), STATE),

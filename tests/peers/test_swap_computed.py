@@ -157,5 +157,5 @@ def test_timm(build: Callable[..., Tensor]) -> None:
 
     (entry,) = swap(Model())
     assert not entry.swapped and entry.convention == "timm2d" and "layers of its own" in entry.reason
-    with pytest.raises(ValueError, match="`places` is recognised"):
+    with pytest.raises(ValueError, match="`places` is recognized"):
         swap(Model(), strict=True)

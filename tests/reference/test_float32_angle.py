@@ -1,4 +1,4 @@
-"""angle="float32_exp" and "float32_pow": bitwise equal to the usual formulas, computed here in PyTorch on the CPU."""
+"""angle="float32_exp" and "float32_pow": bitwise equal to the naive formulas, computed here in PyTorch on the CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`integrations.swap` recognises modules by their tensors and results, not by names."""
+"""`integrations.swap` recognizes modules by their tensors and results, not by names."""
 
 from __future__ import annotations
 
@@ -459,15 +459,15 @@ def test_parameter_used_in_forward_is_reported() -> None:
     kind = type(model)
     (entry,) = swap(model)
     assert not entry.swapped and type(model) is kind and entry.convention == "mae2d"
-    assert "`pos_embed` is recognised" in entry.reason and "layers of its own" in entry.reason
-    assert "`decoder_pos_embed` is recognised, too" in entry.reason
+    assert "`pos_embed` is recognized" in entry.reason and "layers of its own" in entry.reason
+    assert "`decoder_pos_embed` is recognized, too" in entry.reason
     with pytest.raises(ValueError, match="1 that are not; pass strict=False"):
         swap(model, strict=True)
     renamed = Autoencoder()
     renamed.a, renamed.b = renamed.pos_embed, renamed.decoder_pos_embed
     del renamed.pos_embed, renamed.decoder_pos_embed
     (entry,) = swap(renamed)
-    assert "`a` is recognised" in entry.reason and "`b` is recognised, too" in entry.reason
+    assert "`a` is recognized" in entry.reason and "`b` is recognized, too" in entry.reason
 
 
 @pytest.mark.parametrize("name", ["mae2d", "hf2d", "bigvision2d", "timm2d", "t2t2d", "detr2d"])
@@ -555,7 +555,7 @@ REPORTED = {
         lambda: nn.ModuleDict({"wpe": nn.Embedding.from_pretrained(usual(), freeze=False)}),
         "trained .*freeze it first",
     ),
-    "another argument": (TwoArguments, "its method `timestep_embedding` is recognised, but its forward takes t, y"),
+    "another argument": (TwoArguments, "its method `timestep_embedding` is recognized, but its forward takes t, y"),
     "twice": (Twice, "calls it 2 times"),
     "by the class": (ByTheClass, "its forward takes t, not|calls it"),
     "training": (Noisy, "something else in training"),
@@ -617,7 +617,7 @@ def test_other_modules_are_not_reported() -> None:
         for each in model.modules():
             each.requires_grad_(False)
         report = swap(model, strict=True)
-        assert not report and str(report).startswith("none recognised")
+        assert not report and str(report).startswith("none recognized")
 
 
 # the check of values
