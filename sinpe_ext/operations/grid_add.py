@@ -177,7 +177,11 @@ class GridForm:
         first = len(self.batch_at)
         if self.is_flat:
             return t.narrow(first, self.extra, t.shape[first] - self.extra) if self.extra else t
-        return t.flatten(first, first + len(self.rows_at) - 1) if len(self.rows_at) > 1 else t
+        if len(self.rows_at) == 1:
+            return t
+        # Not flatten, which autograd.grad(is_grads_batched=True) does not support.
+        shape = t.shape
+        return t.reshape(*shape[:first], self.points, *shape[first + len(self.rows_at) :])
 
     def front(self, t: Tensor) -> Tensor:
         """The extra tokens of a tensor with the shape of x."""

@@ -316,3 +316,29 @@ def test_padding_beyond_the_first_tile(backend: str) -> None:
     want = gradients(lambda p: (alpha * sinpe.encode(p, D, dtype=torch.float64)).masked_fill(mask[..., None], 0.0))
     for ours, plain in zip(got, want, strict=True):
         assert torch.allclose(ours, plain, rtol=0, atol=1e-12)
+
+
+ALPHA, AT = torch.tensor(0.5, requires_grad=True), torch.rand(700, requires_grad=True)
+BATCHED = {
+    "add": lambda x: sinpe.add(x),
+    "dropout": lambda x: sinpe.add(x, dropout=0.3, seed=1),
+    "alpha": lambda x: sinpe.add(x, alpha=ALPHA, dropout=0.3, seed=1),
+    "positions": lambda x: sinpe.add(x, positions=AT),
+    "a grid": lambda x: sinpe.add(x.unflatten(1, (7, 100)), "mae2d", scale=2.0, alpha=ALPHA),
+    "encode": lambda x: sinpe.encode(x[0], 8),
+    "embed": lambda x: sinpe.embed(torch.arange(1400) % 90, x[0, :100], scale=3.0),
+    "embed, dropout": lambda x: sinpe.embed(torch.arange(1400) % 90, x[0, :100], dropout=0.3, seed=1),
+}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_batched_gradients(name: str, backend: str) -> None:
+    """autograd.grad(is_grads_batched=True), as in vectorized Jacobians; its tensors have no storage of their own."""
+    x = torch.randn(2, 700, 8).requires_grad_()
+    result = BATCHED[name](x)
+    needed = [x, *{"alpha": [ALPHA], "a grid": [ALPHA], "positions": [AT]}.get(name, [])]
+    grads = torch.randn(3, *result.shape)
+    found = torch.autograd.grad(result, needed, grads, is_grads_batched=True, retain_graph=True)
+    each = [torch.autograd.grad(result, needed, grad, retain_graph=True) for grad in grads]
+    for one, parts in zip(found, zip(*each, strict=True), strict=True):
+        torch.testing.assert_close(one, torch.stack(parts), rtol=1e-6, atol=1e-6)
