@@ -24,6 +24,7 @@ CHECKED = {
     "paper": Encoding(96),
     "own, odd": Encoding(61, cos_frequency="own", layout="cos_sin", amplitude=-0.3),
     "t2t": convention("t2t", 129),
+    "few channels": Encoding(7, layout="cos_sin"),
     "turns": Encoding(40, frequencies=tuple(7.3 / (i + 1) - 1 for i in range(20)), unit="turn"),
 }
 
@@ -160,3 +161,33 @@ def test_every_element_is_written(backend: str, nan_filled_empty: None, layout: 
 def test_no_positions(backend: str, nan_filled_empty: None, shape: tuple[int, ...]) -> None:
     for dtype, wide in itertools.product((torch.int64, torch.float32, torch.float64), DTYPES):
         assert sinpe.encode(torch.zeros(shape, dtype=dtype), 6, dtype=wide).shape == (*shape, 6)
+
+
+POSITIONS_OF_FEW = {
+    "small integers": lambda g: torch.randint(-(2**20), 2**20, (5000,), generator=g),
+    "large integers": lambda g: torch.randint(-(2**52), 2**52, (5000,), generator=g),
+    "any integers": lambda g: torch.randint(-(2**62), 2**62, (200,), generator=g),
+    "float32": lambda g: torch.randn(5000, generator=g) * 100,
+    "float64": lambda g: torch.rand(5000, generator=g, dtype=torch.float64) * 1e6,
+    "near 0": lambda g: torch.rand(5000, generator=g) * 2**-20,
+    "0, NaN and infinite": lambda g: torch.tensor([0.0, -0.0, 1.0, math.nan, 0.25, math.inf, 1e300] * 20),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", POSITIONS_OF_FEW)
+@pytest.mark.parametrize("frequencies", [(1.0,), (0.37, 1e-3), (1 / 3, 2**-20, 7.7), (1e-9,), (123.456, 3e5)])
+def test_few_channels_have_the_bits_of_many(frequencies: tuple, name: str, dtype: torch.dtype, backend: str) -> None:
+    """Rows of few channels are computed for several positions at a time, rows of many for one."""
+    positions = POSITIONS_OF_FEW[name](torch.Generator().manual_seed(3))
+    unit = "turn" if frequencies == (1.0,) else "radian"
+    few = sinpe.Encoding(2 * len(frequencies), frequencies=frequencies, unit=unit)
+    many = sinpe.Encoding(32 * len(frequencies), frequencies=frequencies * 16, unit=unit)
+    got = sinpe.encode(positions, few, dtype=dtype)
+    want = sinpe.encode(positions, many, dtype=dtype)[:, : few.dim].contiguous()
+    bits = {8: torch.int64, 4: torch.int32, 2: torch.int16}[dtype.itemsize]
+    assert torch.equal(got.view(bits), want.view(bits))
+    x = torch.randn(3, len(positions), few.dim, dtype=torch.float32)
+    if dtype == torch.float32:
+        total = sinpe.add(x, few, positions=positions)
+        assert torch.equal(total.nan_to_num(), (x + got).nan_to_num())
