@@ -26,7 +26,7 @@ _CPU_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _CUDA_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 _PLAIN = Tensor, nn.Parameter
 _is_functional = torch._is_functional_tensor  # type: ignore[attr-defined]
-_is_batched = torch._C._functorch.is_legacy_batchedtensor  # of autograd.grad(is_grads_batched=True)
+is_batched = torch._C._functorch.is_legacy_batchedtensor  # of autograd.grad(is_grads_batched=True)
 _is_profiled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
 
@@ -99,16 +99,13 @@ class Operator:
             tensor = operands[k]
             if tensor is None:
                 continue
+            if is_batched(tensor):  # calls the operator once per sample
+                return self.op(*operands)
             if may_learn and tensor.requires_grad:
                 return self._function.apply(*operands)
             # The dispatcher resolves the negative bit, zeros without memory, and functional tensors.
-            if type(tensor) not in _PLAIN or tensor.is_neg() or tensor._is_zerotensor():
+            if type(tensor) not in _PLAIN or tensor.is_neg() or tensor._is_zerotensor() or _is_functional(tensor):
                 needs_dispatcher = True
-            elif _is_functional(tensor):
-                needs_dispatcher = True
-            elif _is_batched(tensor):
-                with torch._C._AutoDispatchBelowAutograd():
-                    return self.op(*operands)
         on_cpu = operands[0].is_cpu
         device_type = "cpu" if on_cpu else operands[0].device.type
         if not loader.choices.get(device_type) and not loader.compiled(device_type):

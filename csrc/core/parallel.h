@@ -18,6 +18,7 @@ int64_t parallel_threads();
 struct OneThread {
   OneThread();
   ~OneThread();
+  const bool before;
 };
 
 template <class F>

@@ -19,8 +19,8 @@ thread_local bool is_alone = false;
 
 }  // namespace
 
-OneThread::OneThread() { is_alone = true; }
-OneThread::~OneThread() { is_alone = false; }
+OneThread::OneThread() : before(is_alone) { is_alone = true; }
+OneThread::~OneThread() { is_alone = before; }
 
 #if defined(SINPE_OPENMP)
 

@@ -311,7 +311,8 @@ inline bool is_within_storage(PyObject* object, const Tensor& t, int64_t element
 inline bool needs_grad(PyObject* x) {
   PyObject* requires_grad = PyObject_GetAttr(x, names.requires_grad);
   Py_XDECREF(requires_grad);
-  return requires_grad != Py_False && (requires_grad == nullptr || returns_true(python.is_grad_enabled));
+  if (requires_grad == nullptr) return true;  // with an exception, which the caller checks for
+  return requires_grad != Py_False && returns_true(python.is_grad_enabled);
 }
 
 // Whether a tensor's memory has its values.

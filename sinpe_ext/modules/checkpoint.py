@@ -228,13 +228,18 @@ def _other_shape(rows: Tensor, grid: GridEncoding, extra_tokens: int) -> tuple[i
     count = len(rows) - extra_tokens
     if grid.ndim != 2 or count < 1:
         return None
+    starts = torch.tensor([axis.start for axis in grid.axes])
+    some = torch.linspace(0, count - 1, min(count, 9)).long()  # compared first
     lower = [n for n in range(1, math.isqrt(count) + 1) if count % n == 0][:-9:-1]
     for shape in ((first, count // first) for n in lower for first in dict.fromkeys((n, count // n))):
-        theirs = functional.table(
-            shape, grid, dtype=torch.float64, device="cpu", flatten=True, extra_tokens=extra_tokens
-        )
-        if bool(((rows.to(torch.float64) - theirs).abs() <= _allowed(rows, grid, shape)).all()):
-            return shape
+        points = torch.stack([some // shape[1], some % shape[1]], -1) + starts
+        theirs, allowed = functional.encode(points, grid, dtype=torch.float64), _allowed(rows, grid, shape)
+        if bool(((rows[some + extra_tokens].to(torch.float64) - theirs).abs() <= allowed).all()):
+            theirs = functional.table(
+                shape, grid, dtype=torch.float64, device="cpu", flatten=True, extra_tokens=extra_tokens
+            )
+            if bool(((rows.to(torch.float64) - theirs).abs() <= allowed).all()):
+                return shape
     return None
 
 

@@ -15,13 +15,15 @@ from ..encodings.encoding import Encoding
 from ..encodings.values import MAX_DIM, integer
 from ..functional import encode
 from ..operations import checks, small
+from ..operator import is_batched
 from . import shared
 
 _EXACT = (torch.float32, torch.int64, torch.float64)
 # The value that 998.39 is rounded to in each 16-bit dtype, for the warning.
 _STORED = {torch.bfloat16: "1000", torch.float16: "998.5"}
 _warned = False
-_has_seen_range = False  # whether the process has encoded timesteps that are not all between 0 and 1, or has warned
+_RANGE_CHECKS = 100  # calls of a process whose timesteps are compared with 0 and 1
+_range_checks = _RANGE_CHECKS  # that are left
 
 
 class TimestepEncoding(nn.Module):
@@ -84,7 +86,7 @@ class TimestepEncoding(nn.Module):
         Raises:
             TypeError if t is not a tensor, or is of a bool, complex or 8-bit floating-point dtype.
         """
-        if not _has_seen_range and not torch.compiler.is_compiling():
+        if _range_checks and not torch.compiler.is_compiling():
             _warn_of_fractions(t, self.encoding)
         rows = small.call("encode", t, self.encoding, self.dtype)
         if rows is not None:
@@ -156,17 +158,20 @@ def _warn_once(dtype: torch.dtype) -> None:
 
 def _warn_of_fractions(t: Any, encoding: Encoding) -> None:
     """Warns, once per process, if all timesteps are between 0 and 1, where an encoding of steps up to 1000 is nearly
-    constant. Checks until other timesteps are seen, and only values in CPU memory."""
-    global _has_seen_range
+    constant. Compares values in CPU memory only, until others are seen."""
+    global _range_checks
     if encoding.position_scale != 1 or encoding.unit != "radian" or encoding.frequencies is not None:
         return  # not an encoding of steps
-    if type(t) is not Tensor or not t.is_floating_point() or not t.is_cpu or torch_state.unreadable(t) or not t.numel():
+    if type(t) is not Tensor or t.dtype not in (torch.float32, torch.float64, *_STORED) or t.layout != torch.strided:
         return
+    if not t.is_cpu or not t.numel() or torch_state.read() is not torch_state.NOT_INTERCEPTED or is_batched(t):
+        return
+    _range_checks -= 1
     low, high = (float(value) for value in t.detach().aminmax())
     if low < 0 or high > 1:
-        _has_seen_range = True
-    elif bool((t != t.round()).any()):
-        _has_seen_range = True
+        _range_checks = 0
+    elif low <= high and bool((t != t.round()).any()):  # not NaN
+        _range_checks = 0
         warnings.warn(
             f"t: got timesteps between 0 and 1, {low:.3g} to {high:.3g}, which this encoding of steps up to 1000 makes "
             'nearly equal; for models that are trained on fractions pass encoding="flux", or position_scale=1000. '

@@ -190,7 +190,7 @@ def embed_backward(b: EmbedBackward) -> Tensor:
     factors = torch.ones(b.num_embeddings, dtype=acc, device=grad.device)
     # On the CPU: the device may have no float64, and a number that overflows acc has to become infinite.
     factor = torch.tensor(b.scale * philox.kept_scale(b.drop_threshold), dtype=torch.float64, device="cpu").to(acc)
-    factors.index_fill_(0, flat, factor.to(grad.device))
+    factors.index_fill_(0, flat, factor)
     if b.padding_idx >= 0:
         sums[b.padding_idx], factors[b.padding_idx] = 0.0, 1.0
     return sums.mul_(factors.unsqueeze(-1)).to(grad.dtype)

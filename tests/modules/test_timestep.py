@@ -275,19 +275,25 @@ def test_fractions_warn_once(name: str, backend: str, monkeypatch: pytest.Monkey
     t, layer = torch.rand(8), sinpe.TimestepEncoding(16, encoding=name)
 
     def found(*given: torch.Tensor, encoding: sinpe.TimestepEncoding = layer) -> list[str]:
-        monkeypatch.setattr(timestep, "_has_seen_range", False)
+        monkeypatch.setattr(timestep, "_range_checks", timestep._RANGE_CHECKS)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for each in given:
-                assert torch.equal(encoding(each), sinpe.encode(each, encoding.encoding))
+                rows = encoding(each), sinpe.encode(each, encoding.encoding)
+                assert torch.equal(*(one.nan_to_num() for one in rows))
         assert all(each.filename == __file__ for each in caught)
         return [str(each.message) for each in caught]
 
     (message,) = found(t, t)
     assert 'encoding="flux"' in message and "between 0 and 1" in message
-    for others in (t * 1000, torch.tensor([0.0, 1.0]), torch.arange(2), -t, torch.empty(0), torch.tensor([999.0])):
+    for others in (t * 1000, torch.full((2,), torch.nan), torch.tensor([0.0, 1.0]), torch.arange(2), -t, torch.empty(0), torch.tensor([999.0])):
         assert found(others) == []
     assert found(t * 1000, t) == []  # other timesteps have been seen
     assert len(found(torch.tensor([1.0]), t)) == 1
+    assert found(*[torch.tensor([1.0])] * timestep._RANGE_CHECKS, t) == []  # no further checks
+    monkeypatch.setattr(timestep, "_range_checks", timestep._RANGE_CHECKS)
+    for refused in (t.to(torch.float8_e4m3fn), t.to_sparse()):
+        with pytest.raises(TypeError, match="t: expected|positions: expected"):
+            layer(refused)
     assert found(t, encoding=sinpe.TimestepEncoding(16, encoding="flux")) == []
     assert found(t, encoding=sinpe.TimestepEncoding(16, encoding=name, position_scale=1000)) == []

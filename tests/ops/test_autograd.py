@@ -342,3 +342,16 @@ def test_batched_gradients(name: str, backend: str) -> None:
     each = [torch.autograd.grad(result, needed, grad, retain_graph=True) for grad in grads]
     for one, parts in zip(found, zip(*each, strict=True), strict=True):
         torch.testing.assert_close(one, torch.stack(parts), rtol=1e-6, atol=1e-6)
+
+
+def test_batched_gradients_of_gradients(backend: str) -> None:
+    x, p = torch.randn(2, 3, 8, requires_grad=True), torch.rand(3, requires_grad=True)
+    result, grads = sinpe.add(x, positions=p), torch.randn(4, 2, 3, 8, requires_grad=True)
+    batched = torch.autograd.grad(result, (x, p), grads, is_grads_batched=True, create_graph=True)
+    each = [torch.autograd.grad(result, (x, p), grad, create_graph=True)[1] for grad in grads]
+    for found, want in zip(
+        torch.autograd.grad(batched[1].square().sum(), (grads, p)),
+        torch.autograd.grad(torch.stack(each).square().sum(), (grads, p)),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, want)
