@@ -286,7 +286,15 @@ def test_fractions_warn_once(name: str, backend: str, monkeypatch: pytest.Monkey
 
     (message,) = found(t, t)
     assert 'encoding="flux"' in message and "between 0 and 1" in message
-    for others in (t * 1000, torch.full((2,), torch.nan), torch.tensor([0.0, 1.0]), torch.arange(2), -t, torch.empty(0), torch.tensor([999.0])):
+    for others in (
+        t * 1000,
+        torch.full((2,), torch.nan),
+        torch.tensor([0.0, 1.0]),
+        torch.arange(2),
+        -t,
+        torch.empty(0),
+        torch.tensor([999.0]),
+    ):
         assert found(others) == []
     assert found(t * 1000, t) == []  # other timesteps have been seen
     assert len(found(torch.tensor([1.0]), t)) == 1
