@@ -174,6 +174,7 @@ POSITIONS_OF_FEW = {
 }
 
 
+@pytest.mark.sampled("pairs")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", POSITIONS_OF_FEW)
 @pytest.mark.parametrize("frequencies", [(1.0,), (0.37, 1e-3), (1 / 3, 2**-20, 7.7), (1e-9,), (123.456, 3e5)])
