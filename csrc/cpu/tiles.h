@@ -156,8 +156,9 @@ sinpe_status for_each_row_tile(const Shape& shape, int64_t groups, int64_t tile,
     work(0, all_slices, 0, shape.rows, pe.data());
     return SINPE_OK;
   }
-  // Work items of one size for every thread, several of them so that no thread waits long: tiles of fewer rows, and if
-  // that is not enough, parts of the slices. Each part computes the rows again, which should serve kSlices slices.
+  // Several work items for each thread, so that none waits long for the others: tiles of fewer rows, and if these are too
+  // few, parts of the slices. Each part computes the rows again, so beyond one item for each thread a part has kSlices
+  // slices or more.
   const int64_t threads = is_small ? 1 : parallel_threads(), slices = all_slices / groups;
   tile = shared_tile(tile, groups * shape.rows, threads);
   const int64_t tiles = (shape.rows + tile - 1) / tile, items = groups * tiles;
