@@ -1,23 +1,23 @@
 """`Operator`: definition of one of torch.ops.sinpe_ext.*, and its call from Python.
 
-The files of operations/ define the operators, each with its schema, reference implementation (`reference/`), fake
-kernel, vmap rule and derivative. The compiled libraries contain implementations only: a second definition of an
-operator would abort the process. No operator is on an autocast list: positions, frequencies and x keep their dtypes
-under autocast.
+The files of operations/ define the operators, each with the record of its operands, reference implementation
+(`reference/`), fake kernel, vmap rule and derivative. The compiled libraries contain implementations only: a second
+definition of an operator would abort the process. No operator is on an autocast list: positions, frequencies and x
+keep their dtypes under autocast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from . import torch_state
 from .backend import loader, registration
-from .torch_state import NOT_INTERCEPTED
+from .torch_state import NOT_INTERCEPTED, TorchState
 
 NAMESPACE = "sinpe_ext"
 OPERATORS: dict[str, Operator] = {}  # by name
@@ -30,8 +30,40 @@ is_batched = torch._C._functorch.is_legacy_batchedtensor  # of autograd.grad(is_
 _is_profiled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
 
+Size: TypeAlias = int  # a size or a position, which may be symbolic in a graph
+
+# The types of operands, as a record is annotated with them, and in the schema.
+_TYPES = {
+    "Tensor": "Tensor",
+    "Tensor | None": "Tensor?",
+    "Size": "SymInt",
+    "int": "int",
+    "bool": "bool",
+    "float": "float",
+    "Sequence[Size]": "SymInt[]",
+    "torch.dtype": "ScalarType",
+}
+
+
+class Derivative(NamedTuple):
+    """The derivative of an operator.
+
+    Attributes:
+        gradients: called with the operands, a record of the same type that says which of them need a gradient, the
+            gradient of each result, and, if there is one, the shape of the operand `without`; returns the gradients by
+            the names of the operands. It may consist of differentiable operations only.
+        without: name of the tensor that is not saved for `gradients`, which gets None for it.
+    """
+
+    gradients: Callable[..., dict[str, Tensor | None]]
+    without: str | None = None
+
+
 class Operator:
-    """One operator, called like a function with the operands of its schema.
+    """One operator, called with a record of operands, and with `out` if it writes to one.
+
+    The fields of the record are the arguments of the operator, in the same order and with the same names in
+    Python, in the schema and in the C interface.
 
     A call chooses what computes the result:
 
@@ -43,54 +75,81 @@ class Operator:
     - otherwise the reference implementation.
 
     Args:
-        schema: as for torch.library.Library.define.
-        reference: reference implementation, for any device.
-        fake: as for torch.library.register_fake.
-        vmap: as for torch.library.register_vmap, or None.
-        derivative: (setup_context, backward) as for torch.library.register_autograd, or None: no gradient.
+        name: name of the operator.
+        record: a NamedTuple, the operands. Tensors come first.
+        returns: "Tensor", "(Tensor, Tensor)", or "()" for an operator that writes to one more operand, `out`.
+        reference: reference implementation, for any device; called with the record, and with out.
+        fake: the same for tensors without data, as for torch.library.register_fake; None for an operator that returns
+            nothing.
+        vmap: called with the operator and what torch.library.register_vmap passes on; None: not supported.
+        derivative: None: no gradient.
         tags: tags in addition to pt2_compliant_tag.
     Attributes:
         op: torch.ops.sinpe_ext.<name>.default.
+        reference: the reference implementation, called with the operands one by one.
     """
 
     def __init__(
         self,
-        schema: str,
+        name: str,
+        record: Any,
+        returns: str = "Tensor",
+        *,
         reference: Callable[..., Any],
-        fake: Callable[..., Any],
+        fake: Callable[..., Any] | None = None,
         vmap: Callable[..., Any] | None = None,
-        derivative: tuple[Callable[..., None], Callable[..., Any]] | None = None,
+        derivative: Derivative | None = None,
         tags: tuple[torch.Tag, ...] = (),
     ) -> None:
-        self.name = schema[: schema.index("(")]
+        self.name, self.record, self.derivative = name, record, derivative
+        without = None if derivative is None else derivative.without
+        self._without = None if without is None else record._fields.index(without)
+        types = [_TYPES[hint.__forward_arg__] for hint in record.__annotations__.values()]
+        fields, kinds = [*record._fields], [*types]
+        self._count, self._tensor_count = len(types), sum(kind.startswith("Tensor") for kind in types)
+        if returns == "()":
+            fields, kinds = [*fields, "out"], [*kinds, "Tensor(a!)"]
+        arguments = ", ".join(f"{kind} {field}" for kind, field in zip(kinds, fields, strict=True))
+        # The places of tensors among the operands; a plan is never differentiated and always an ordinary tensor.
+        listed = enumerate(zip(kinds, fields, strict=True))
+        self._tensors = [k for k, (kind, field) in listed if kind.startswith("Tensor") and field != "plan"]
         library = registration.once("library", lambda: registration.fragment(NAMESPACE))
 
         def register() -> None:
-            name = f"{NAMESPACE}::{self.name}"
-            library.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
-            library.impl(self.name, reference, "CompositeExplicitAutograd")
-            torch.library.register_fake(name, fake, lib=library)
+            of_torch = f"{NAMESPACE}::{name}"
+            library.define(f"{name}({arguments}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag, *tags))
+            library.impl(name, self._one_by_one(reference), "CompositeExplicitAutograd")
+            torch.library.register_fake(of_torch, self._one_by_one(fake or _nothing), lib=library)
             if vmap is not None:
-                torch.library.register_vmap(name, vmap, lib=library)
+                torch.library.register_vmap(of_torch, partial(vmap, self), lib=library)
             if derivative is not None:
-                setup_context, backward = derivative
-                torch.library.register_autograd(name, backward, setup_context=setup_context, lib=library)
+                setup, backward = self._setup_context, self._backward
+                torch.library.register_autograd(of_torch, backward, setup_context=setup, lib=library)
 
-        registration.once(self.name, register)
-        OPERATORS[self.name] = self
-        self.op = getattr(torch.ops.sinpe_ext, self.name).default
-        self.reference = torch.no_grad()(reference)
+        registration.once(name, register)
+        OPERATORS[name] = self
+        self.op = getattr(torch.ops.sinpe_ext, name).default
+        self.reference = torch.no_grad()(self._one_by_one(reference))
         redispatch = getattr(getattr(self.op, "_handle", None), "redispatch_boxed", self.op.redispatch)
         self._cpu_kernel: Callable[..., Any] = partial(redispatch, _CPU_KERNEL)
         self._cuda_kernel: Callable[..., Any] = partial(redispatch, _CUDA_KERNEL)
-        # The places of tensors among the operands; a plan is never differentiated and always an ordinary tensor.
-        listed = enumerate(self.op._schema.arguments)
-        self._tensors = [k for k, a in listed if "Tensor" in str(a.type) and a.name != "plan"]
-        self._function: Any = None if derivative is None else self._autograd_function(*derivative)
+        self._function: Any = None if derivative is None else self._autograd_function()
 
-    def __call__(self, *operands: Any) -> Any:
-        """Calls the operator, differentiable to any order if it has a derivative."""
-        state = torch_state.read()
+    def _one_by_one(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of a record (and out) as a function of the operands."""
+
+        def call(*operands: Any) -> Any:
+            result = function(self.record(*operands[: self._count]), *operands[self._count :])
+            return result if len(operands) == self._count else None
+
+        return call
+
+    def __call__(self, record: Any, out: Tensor | None = None, state: TorchState | None = None) -> Any:
+        """Calls the operator, differentiable to any order if it has a derivative; `state` is what `torch_state.read`
+        returns, if the caller has read it."""
+        operands = record if out is None else (*record, out)
+        if state is None:
+            state = torch_state.read()
         if state.traced or state.fx_tracing or operands[0].is_meta:
             return self.op(*operands)
         needs_dispatcher = state is not NOT_INTERCEPTED or _is_profiled()
@@ -115,37 +174,64 @@ class Operator:
                 return self.op(*operands)
         return self._cpu_kernel(*operands) if on_cpu else self._cuda_kernel(*operands)
 
-    def _autograd_function(self, setup_context: Callable[..., None], backward: Callable[..., Any]) -> Any:
+    def save(self, ctx: Any, operands: Any) -> None:
+        """Saves the operands for `gradients`."""
+        at, tensors = self._without, operands[: self._tensor_count]
+        if at is not None:
+            ctx.shape = tensors[at].shape
+            tensors = (*tensors[:at], None, *tensors[at + 1 :])
+        ctx.save_for_backward(*tensors)
+        ctx.numbers = operands[self._tensor_count :]
+
+    def gradients(self, ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        """The gradient of each operand that `save` has saved, from those of the results."""
+        assert self.derivative is not None
+        new, record = tuple.__new__, self.record  # half the time of record(...)
+        operands, needed = new(record, ctx.saved_tensors + ctx.numbers), new(record, ctx.needs_input_grad)
+        if self._without is None:
+            found = self.derivative.gradients(operands, needed, *grads)
+        else:
+            found = self.derivative.gradients(operands, needed, *grads, ctx.shape)
+        return tuple(map(found.get, record._fields))
+
+    def _setup_context(self, ctx: Any, inputs: Any, output: Any) -> None:
+        self.save(ctx, inputs)
+
+    def _backward(self, ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        return self.gradients(ctx, *grads)
+
+    def _autograd_function(self) -> Any:
         """The autograd.Function for calls of this class; register_autograd serves calls of the operator itself."""
 
         class Differentiable(torch.autograd.Function):
             # No separate setup_context: with one, torch binds the arguments to a signature at each call, which takes 40
             # microseconds.
             @staticmethod
-            def forward(ctx: Any, *arguments: Any) -> Any:
-                output = self(*arguments)  # gradients are disabled in here
-                setup_context(ctx, arguments, output)
-                return output
+            def forward(ctx: Any, *operands: Any) -> Any:
+                self.save(ctx, operands)
+                return self(operands)  # gradients are disabled in here
 
-        Differentiable.backward = staticmethod(backward)  # type: ignore[method-assign]
+            @staticmethod
+            def backward(ctx: Any, *grads: Any) -> Any:
+                return self.gradients(ctx, *grads)
+
         Differentiable.__name__ = Differentiable.__qualname__ = f"sinpe_ext_{self.name}"  # shown as grad_fn
         return Differentiable
 
 
-def one_by_one(name: str) -> Callable[..., Any]:
+def one_by_one(operator: Operator, info: Any, in_dims: Any, *operands: Any) -> Any:
     """A vmap rule that calls the operator once per sample, so that a sample's dropout mask is the same as without
     vmap."""
+    # For a list argument vmap passes a list of in_dims, all None here.
+    dims = [None if isinstance(d, (list, tuple)) else d for d in in_dims]
+    results = [
+        operator.op(*(a if d is None else a.select(d, k) for a, d in zip(operands, dims, strict=True)))
+        for k in range(info.batch_size)
+    ]
+    if isinstance(results[0], tuple):
+        return tuple(torch.stack(each) for each in zip(*results, strict=True)), (0,) * len(results[0])
+    return torch.stack(results), 0
 
-    def rule(info: Any, in_dims: Any, *arguments: Any) -> Any:
-        op = OPERATORS[name].op
-        # For a list argument vmap passes a list of in_dims, all None here.
-        dims = [None if isinstance(d, (list, tuple)) else d for d in in_dims]
-        results = [
-            op(*(a if d is None else a.select(d, k) for a, d in zip(arguments, dims, strict=True)))
-            for k in range(info.batch_size)
-        ]
-        if isinstance(results[0], tuple):
-            return tuple(torch.stack(each) for each in zip(*results, strict=True)), (0,) * len(results[0])
-        return torch.stack(results), 0
 
-    return rule
+def _nothing(*operands: Any) -> None:
+    """The result of an operator that writes to `out`, for tensors without data."""

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from ..encodings import values
 from ..encodings.values import strided_tensor
 from ..operations import checks, dropout
-from ..operations.records import Part
+from ..operations.add import Part
 
 
 class Layout(NamedTuple):

@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..operations.add import AddArguments
+from ..operations.add import AddArguments, Part
 from ..operations.grid_add import GridAdd, GridForm
-from ..operations.records import Part
 from .dtensor import Layout, seed_of_all
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,27 +24,80 @@ from .. import torch_state
 from ..encodings import resolve, values
 from ..encodings.encoding import Encoding
 from ..encodings.tracing import refuse_jit_trace
-from ..operator import Operator, one_by_one
+from ..operator import Derivative, Operator, Size, one_by_one
 from ..reference import apply, philox
 from ..reference.tiles import accumulation, arranged, widest
 from . import checks, dropout, encoded_rows, plans
 from .checks import Target
-from .dropout import DROPOUT, scaled
-from .encoded_rows import ROW_DOTS, derivative_plan, reduced, row_dots_gradients
+from .dropout import DROPOUT, Dropout, scaled
+from .encoded_rows import ROW_DOTS, RowDots, derivative_plan, reduced, row_dots_gradients
 from .plans import decoded, pack_plan
-from .records import (
-    Add,
-    AddBackward,
-    Dropout,
-    Embed,
-    Part,
-    RowDots,
-    save,
-    saved,
-)
+
+if TYPE_CHECKING:
+    from .embed import Embed
 
 _is_compiling = torch.compiler.is_compiling
 _Result = TypeVar("_Result")
+
+
+class Add(NamedTuple):
+    """Operands of `add`. The defaults of the fields after plan are those of a plain sum.
+
+    Tensors are in canonical form: x (batch, *middle, sequence, channels) or (sequence, channels), positions and
+    padding_mask (batch or 1, sequence), start positions (batch or 1, 1). `plan` is a plan packed into int64 words
+    (`encodings/plan.py`), in CUDA memory for CUDA tensors, else on the CPU. `drop_threshold` and `rng_offsets` are
+    those of `Dropout`.
+    """
+
+    x: Tensor
+    plan: Tensor
+    positions: Tensor | None = None
+    padding_mask: Tensor | None = None
+    alpha: Tensor | None = None
+    seed: Tensor | None = None
+    start: Size = 0
+    positions_are_starts: bool = False
+    scale: float = 1.0
+    drop_threshold: int = 0
+    rng_offsets: Sequence[Size] = ()
+
+
+class AddBackward(NamedTuple):
+    """Operands of `add_backward`."""
+
+    grad: Tensor
+    plan: Tensor
+    positions: Tensor | None = None
+    padding_mask: Tensor | None = None
+    seed: Tensor | None = None
+    start: Size = 0
+    positions_are_starts: bool = False
+    scale: float = 1.0
+    drop_threshold: int = 0
+    rng_offsets: Sequence[Size] = ()
+
+    def to_x(self) -> Dropout:
+        """Operands of `dropout`, whose result is the first."""
+        return Dropout(self.grad, self.seed, self.drop_threshold, self.scale, self.rng_offsets)
+
+    def row_dots(self) -> RowDots:
+        """Operands of `row_dots`, whose result is the second."""
+        return RowDots(
+            self.grad, self.plan, self.positions, self.padding_mask, None, self.seed, self.start,
+            self.positions_are_starts, self.drop_threshold, self.rng_offsets,
+        )  # fmt: skip
+
+
+class Part(NamedTuple):
+    """One shard of a tensor that is sharded along any of its dimensions.
+
+    Attributes:
+        shape: shape of the whole.
+        first: index in the whole of the first element of the shard, one entry for each dimension.
+    """
+
+    shape: tuple[int, ...]
+    first: tuple[int, ...]
 
 
 class AddArguments(NamedTuple):
@@ -309,10 +362,10 @@ class Sum:
         rng_offsets = self.rng_offsets if rng_offsets is None else rng_offsets
         d = Dropout(total, self.seed, self.drop_threshold, 1.0, rng_offsets)
         if not self.state.transformed and not self.state.functorch:
-            return DROPOUT(*d).to(self.dtype)
+            return DROPOUT(d).to(self.dtype)
         if self.state.compiling:
             ones = torch.ones(total.shape, dtype=total.dtype, device=self.device)
-            keep = DROPOUT(*d._replace(x=ones)) != 0
+            keep = DROPOUT(d._replace(x=ones)) != 0
         else:
             keep = philox.keep(self.seed, self.drop_threshold, total.shape, rng_offsets, self.device)
         return (total * philox.kept_scale(self.drop_threshold)).masked_fill(~keep, 0.0).to(self.dtype)
@@ -421,7 +474,7 @@ class SequenceAdd(Sum):
         x, form = self.x, self.form
         if not (form.is_canonical and x.is_contiguous()) and not self.needs_grad(x):
             return self.run()  # the strides of torch.empty_like
-        result: Tensor = ADD(*self.operands(x if form.is_canonical else form.canonical(x)))
+        result: Tensor = ADD(self.operands(x if form.is_canonical else form.canonical(x)))
         return result if form.is_canonical else form.restored(result)
 
     def differentiable_in_place(self) -> Tensor:
@@ -445,7 +498,7 @@ class SequenceAdd(Sum):
     def fill(self, x: Tensor, target: Tensor) -> None:
         """Computes the result into `target`; both are in canonical form."""
         if self.has_kernel:
-            ADD_OUT(*self.operands(x), target)
+            ADD_OUT(self.operands(x), target)
         else:
             with torch.no_grad():
                 target.copy_(self.dropped(self.sum(x)))
@@ -469,7 +522,7 @@ class SequenceAdd(Sum):
         """
         x, state = self.form.canonical(self.x), self.state
         if self.drop_threshold and state.compiling and not state.functorch and self.has_kernel:
-            result = ADD(*self.operands(x))
+            result = ADD(self.operands(x))
         else:
             result = self.dropped(self.sum(x))
         restored: Tensor = self.form.restored(result)
@@ -479,39 +532,29 @@ class SequenceAdd(Sum):
 # ------------------------------------------------------------------------------------------------ operators
 
 
-def _add(*operands: Any) -> Tensor:
-    a = Add(*operands)
-    return apply.add(decoded(a.plan), a)
-
-
-def _add_batched(info: Any, in_dims: Any, *operands: Any) -> tuple[Tensor, int]:
+def _add_batched(operator: Operator, info: Any, in_dims: Any, *operands: Any) -> tuple[Tensor, int]:
     """The samples are one more dimension of x, if there is no dropout and nothing else has samples or a batch."""
     a, (of_x, *others) = Add(*operands), in_dims
     shared = all(t is None or len(t) == 1 for t in (a.positions, a.padding_mask))
     if a.drop_threshold or not shared or any(isinstance(d, int) for d in others):
-        return one_by_one("add")(info, in_dims, *operands)
-    return ADD.op(*a._replace(x=a.x.movedim(of_x, 0), rng_offsets=[])), 0
+        return one_by_one(operator, info, in_dims, *operands)
+    return operator.op(*a._replace(x=a.x.movedim(of_x, 0), rng_offsets=[])), 0
 
 
-def _add_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    save(ctx, Add(*inputs), left_out=0)
-
-
-def _add_backward(ctx: Any, grad: Tensor) -> Any:
-    a: Add = saved(ctx)
-    needs_x, _, needs_positions, _, needs_alpha, *_ = ctx.needs_input_grad
-    to_x = to_alpha = None
-    if needs_x and needs_alpha and (a.drop_threshold or a.scale != 1.0):
+def _gradients(a: Add, needed: Add, grad: Tensor, shape: Any) -> dict[str, Tensor | None]:
+    found: dict[str, Tensor | None] = {}
+    if needed.x and needed.alpha and (a.drop_threshold or a.scale != 1.0):
         rows = a.plan, a.positions, a.padding_mask, a.seed, a.start, a.positions_are_starts
-        to_x, dots = ADD_BACKWARD(grad, *rows, a.scale, a.drop_threshold, a.rng_offsets)
-        to_alpha = summed(dots, a)
+        both = ADD_BACKWARD(AddBackward(grad, *rows, a.scale, a.drop_threshold, a.rng_offsets))
+        found["x"], found["alpha"] = both[0], summed(both[1], a)
     else:
-        if needs_x:
-            to_x = scaled(Dropout(grad, a.seed, a.drop_threshold, a.scale, a.rng_offsets))
-        if needs_alpha:
-            to_alpha = alpha_gradient(grad, a)
-    to_positions = position_gradient(grad, a) if needs_positions else None
-    return to_x, None, to_positions, None, to_alpha, *(None,) * 6
+        if needed.x:
+            found["x"] = scaled(Dropout(grad, a.seed, a.drop_threshold, a.scale, a.rng_offsets))
+        if needed.alpha:
+            found["alpha"] = alpha_gradient(grad, a)
+    if needed.positions:
+        found["positions"] = position_gradient(grad, a)
+    return found
 
 
 def row_dots_of(grad: Tensor, a: Add | Embed) -> RowDots:
@@ -522,7 +565,7 @@ def row_dots_of(grad: Tensor, a: Add | Embed) -> RowDots:
 
 def alpha_gradient(grad: Tensor, a: Add | Embed) -> Tensor:
     """d alpha = sum(G * PE)."""
-    return summed(ROW_DOTS(*row_dots_of(grad, a)), a)
+    return summed(ROW_DOTS(row_dots_of(grad, a)), a)
 
 
 def summed(dots: Tensor, a: Add | Embed) -> Tensor:
@@ -535,75 +578,57 @@ def position_gradient(grad: Tensor, a: Add | Embed) -> Tensor:
     """d p = alpha * sum_c(G_c * PE'_c) for each row."""
     assert a.positions is not None
     partner, angular_frequencies = derivative_plan(a.plan, grad.shape[-1])
-    each = ROW_DOTS(*row_dots_of(grad, a)._replace(plan=partner, angular_frequencies=angular_frequencies))
+    each = ROW_DOTS(row_dots_of(grad, a)._replace(plan=partner, angular_frequencies=angular_frequencies))
     return reduced(each * a.alpha.to(each.dtype) if isinstance(a.alpha, Tensor) else each, a.positions)
 
 
 ADD = Operator(
-    "add(Tensor x, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? alpha, Tensor? seed, "
-    "SymInt start, bool positions_are_starts, float scale, int drop_threshold, SymInt[] rng_offsets) -> Tensor",
-    reference=_add,
-    fake=lambda x, *_: torch.empty_like(x),
+    "add",
+    Add,
+    reference=lambda a: apply.add(decoded(a.plan), a),
+    fake=lambda a: torch.empty_like(a.x),
     vmap=_add_batched,
-    derivative=(_add_setup, _add_backward),
+    derivative=Derivative(_gradients, without="x"),
 )
+ADD_OUT = Operator("add_out", Add, "()", reference=lambda a, out: apply.add(decoded(a.plan), a, out))
 
 
 class AddInPlace(torch.autograd.Function):
-    """In-place `add`: takes its arguments, then the `Form` of x and a function that writes the result to x."""
+    """In-place `add`: takes its operands, then the `Form` of x and a function that writes the result to x."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
         *operands, ctx.form, write = arguments
         ctx.mark_dirty(operands[0])
-        _add_setup(ctx, operands, None)
+        ADD.save(ctx, Add(*operands))
         write()
         return operands[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        to_x, *others = _add_backward(ctx, ctx.form.canonical(grads[0]))
+        to_x, *others = ADD.gradients(ctx, ctx.form.canonical(grads[0]))
         return None if to_x is None else ctx.form.restored(to_x), *others, None, None
 
 
-def _add_out(*operands: Any) -> None:
-    *of_sum, out = operands
-    a = Add(*of_sum)
-    apply.add(decoded(a.plan), a, out)
-
-
-ADD_OUT = Operator(
-    "add_out(Tensor x, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? alpha, Tensor? seed, "
-    "SymInt start, bool positions_are_starts, float scale, int drop_threshold, SymInt[] rng_offsets, "
-    "Tensor(a!) out) -> ()",
-    reference=_add_out,
-    fake=lambda *_: None,
-)
-
-
-def _gradients(*operands: Any) -> tuple[Tensor, Tensor]:
-    b = AddBackward(*operands)
+def _add_backward(b: AddBackward) -> tuple[Tensor, Tensor]:
     return apply.dropout(b.to_x()), apply.row_dots(decoded(b.plan), b.row_dots())
 
 
-def _gradients_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    save(ctx, AddBackward(*inputs))
-
-
-def _gradients_backward(ctx: Any, of_x: Tensor, of_dots: Tensor) -> Any:
-    b: AddBackward = saved(ctx)
-    to_grad, to_positions = row_dots_gradients(b.row_dots(), of_dots, ctx.needs_input_grad)
-    if to_grad is not None:
-        to_grad = to_grad + scaled(b.to_x()._replace(x=of_x))
-    return to_grad, None, to_positions, *(None,) * 7
+def _second_gradients(b: AddBackward, needed: AddBackward, of_x: Tensor, of_dots: Tensor) -> dict[str, Tensor | None]:
+    found = row_dots_gradients(b.row_dots(), needed, of_dots)
+    if needed.grad:
+        of_dropout = scaled(b.to_x()._replace(x=of_x))
+        found["grad"] = of_dropout if (of_rows := found["grad"]) is None else of_rows + of_dropout
+    return found
 
 
 # The gradient with respect to x, and the result of `row_dots`, in one pass over grad.
 ADD_BACKWARD = Operator(
-    "add_backward(Tensor grad, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? seed, SymInt start, "
-    "bool positions_are_starts, float scale, int drop_threshold, SymInt[] rng_offsets) -> (Tensor, Tensor)",
-    reference=_gradients,
-    fake=lambda grad, *_: (torch.empty_like(grad), encoded_rows.empty_dots(grad)),
-    vmap=one_by_one("add_backward"),
-    derivative=(_gradients_setup, _gradients_backward),
+    "add_backward",
+    AddBackward,
+    "(Tensor, Tensor)",
+    reference=_add_backward,
+    fake=lambda b: (torch.empty_like(b.grad), encoded_rows.empty_dots(b.grad)),
+    vmap=one_by_one,
+    derivative=Derivative(_second_gradients),
 )

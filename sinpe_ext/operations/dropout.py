@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,38 +11,45 @@ from torch import Tensor
 from .. import torch_state
 from ..backend import loader
 from ..encodings.values import INT64_MAX
-from ..operator import Operator, one_by_one
+from ..operator import Derivative, Operator, Size, one_by_one
 from ..reference import apply
-from .records import Dropout, save, saved
 
 _CPU = torch.device("cpu")
+
+
+class Dropout(NamedTuple):
+    """Operands of `dropout`.
+
+    `drop_threshold` is the dropout probability in units of 1 / 65536. `rng_offsets` is [first, *steps], the index in
+    the whole tensor of the first element and the increment of that index along each dimension (empty: row-major); it
+    determines the mask (`reference/philox.py`).
+    """
+
+    x: Tensor
+    seed: Tensor | None
+    drop_threshold: int
+    scale: float = 1.0
+    rng_offsets: Sequence[Size] = ()
 
 
 def scaled(d: Dropout) -> Tensor:
     """The gradient with respect to x: d.x with dropout and scale applied, or d.x itself without dropout and scale."""
     if d.drop_threshold:
-        return DROPOUT(*d)
+        return DROPOUT(d)
     return d.x if d.scale == 1.0 else d.x * d.scale
 
 
-def _dropout(*operands: Any) -> Tensor:
-    return apply.dropout(Dropout(*operands))
-
-
-def _dropout_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    save(ctx, Dropout(*inputs), left_out=0)
-
-
-def _dropout_backward(ctx: Any, grad: Tensor) -> Any:
-    return scaled(saved(ctx)._replace(x=grad)), None, None, None, None
+def _gradients(d: Dropout, needed: Dropout, grad: Tensor, shape: Any) -> dict[str, Tensor | None]:
+    return {"x": scaled(d._replace(x=grad))}
 
 
 DROPOUT = Operator(
-    "dropout(Tensor x, Tensor? seed, int drop_threshold, float scale, SymInt[] rng_offsets) -> Tensor",
-    reference=_dropout,
-    fake=lambda x, *_: torch.empty_like(x),
-    vmap=one_by_one("dropout"),
-    derivative=(_dropout_setup, _dropout_backward),
+    "dropout",
+    Dropout,
+    reference=apply.dropout,
+    fake=lambda d: torch.empty_like(d.x),
+    vmap=one_by_one,
+    derivative=Derivative(_gradients, without="x"),
 )
 
 
@@ -78,10 +86,16 @@ def number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((), value, dtype=dtype, device=device)
 
 
+class DrawSeed(NamedTuple):
+    """Operand of `draw_seed`: a new tensor in each draw, because a graph would merge two draws with equal operands."""
+
+    like: Tensor
+
+
 Operator(
-    # Each draw gets a new tensor as `like`: a graph would merge two draws with equal arguments into one.
-    "draw_seed(Tensor like) -> Tensor",
-    reference=lambda like: seed_tensor(None, like.device),
-    fake=lambda like: like.new_empty((), dtype=torch.int64),
+    "draw_seed",
+    DrawSeed,
+    reference=lambda d: seed_tensor(None, d.like.device),
+    fake=lambda d: d.like.new_empty((), dtype=torch.int64),
     tags=(torch.Tag.nondeterministic_seeded,),
 )

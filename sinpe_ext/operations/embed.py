@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,15 +14,14 @@ from torch.nn import functional
 from .. import torch_state
 from ..encodings import values
 from ..encodings.tracing import refuse_jit_trace
-from ..operator import Operator, one_by_one
+from ..operator import Derivative, Operator, Size, one_by_one
 from ..reference import apply
 from ..reference.tiles import accumulation
 from ..torch_state import NOT_INTERCEPTED
 from . import checks
-from .add import Form, Sum, alpha_gradient, cached_by_value, position_gradient
-from .dropout import scaled
+from .add import Form, Part, Sum, alpha_gradient, cached_by_value, position_gradient
+from .dropout import Dropout, scaled
 from .plans import decoded
-from .records import Dropout, Embed, EmbedBackward, Part, save, saved
 
 
 class EmbedArguments(NamedTuple):
@@ -123,7 +123,7 @@ class EmbedCall(Sum):
         if not by_operator:
             return self.composed()
         try:
-            result: Tensor = EMBED(*self.operands())
+            result: Tensor = EMBED(self.operands())
             return result if self.form.is_canonical else self.form.restored(result)
         except RuntimeError:
             wrong = apply.bad_ids(self.ids, self.num_embeddings) if on_cpu else None
@@ -141,7 +141,7 @@ class EmbedCall(Sum):
         by_operator = (self.drop_threshold or learns) and self.has_kernel and not self.state.functorch
         if not by_operator or torch_state.is_exporting():
             return self.composed()
-        return self.form.restored(EMBED(*self.operands()))
+        return self.form.restored(EMBED(self.operands()))
 
     def operands(self) -> Embed:
         """The operands of the operator `embed`."""
@@ -170,32 +170,52 @@ class EmbedCall(Sum):
         return self.form.restored(self.dropped(self.sum(gathered)))
 
 
-def _embed(*operands: Any) -> Tensor:
-    e = Embed(*operands)
-    return apply.embed(decoded(e.plan), e)
+class Embed(NamedTuple):
+    """Operands of `embed`; see `Add`. ids: (batch, *middle, sequence) or (sequence,)."""
+
+    ids: Tensor
+    weight: Tensor
+    plan: Tensor
+    positions: Tensor | None = None
+    padding_mask: Tensor | None = None
+    alpha: Tensor | None = None
+    seed: Tensor | None = None
+    start: Size = 0
+    positions_are_starts: bool = False
+    scale: float = 1.0
+    padding_idx: int = -1
+    sparse: bool = False
+    drop_threshold: int = 0
+    rng_offsets: Sequence[Size] = ()
 
 
-def _embed_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    e = Embed(*inputs)
-    ctx.num_embeddings = e.weight.shape[0]
-    save(ctx, e, left_out=1)
+class EmbedBackward(NamedTuple):
+    """Operands of `embed_backward`."""
+
+    grad: Tensor
+    ids: Tensor
+    seed: Tensor | None
+    num_embeddings: Size
+    padding_idx: int = -1
+    scale: float = 1.0
+    drop_threshold: int = 0
+    rng_offsets: Sequence[Size] = ()
 
 
-def _embed_grad(ctx: Any, grad: Tensor) -> Any:
-    e: Embed = saved(ctx)
-    _, needs_weight, _, needs_positions, _, needs_alpha, *_ = ctx.needs_input_grad
-    to_weight = to_alpha = to_positions = None
-    if needs_weight and e.sparse:
+def _gradients(e: Embed, needed: Embed, grad: Tensor, shape: torch.Size) -> dict[str, Tensor | None]:
+    found: dict[str, Tensor | None] = {}
+    num_embeddings, _ = shape
+    if needed.weight and e.sparse:
         values = scaled(Dropout(grad, e.seed, e.drop_threshold, e.scale, e.rng_offsets))
-        to_weight = _sparse(values, e.ids, ctx.num_embeddings, e.padding_idx)
-    elif needs_weight:
+        found["weight"] = _sparse(values, e.ids, num_embeddings, e.padding_idx)
+    elif needed.weight:
         rest = e.padding_idx, e.scale, e.drop_threshold, e.rng_offsets
-        to_weight = EMBED_BACKWARD(*EmbedBackward(grad, e.ids, e.seed, ctx.num_embeddings, *rest))
-    if needs_alpha:
-        to_alpha = alpha_gradient(grad, e)
-    if needs_positions:
-        to_positions = position_gradient(grad, e)
-    return None, to_weight, None, to_positions, None, to_alpha, *(None,) * 8
+        found["weight"] = EMBED_BACKWARD(EmbedBackward(grad, e.ids, e.seed, num_embeddings, *rest))
+    if needed.alpha:
+        found["alpha"] = alpha_gradient(grad, e)
+    if needed.positions:
+        found["positions"] = position_gradient(grad, e)
+    return found
 
 
 def _sparse(values: Tensor, ids: Tensor, num_embeddings: int, padding_idx: int) -> Tensor:
@@ -209,26 +229,18 @@ def _sparse(values: Tensor, ids: Tensor, num_embeddings: int, padding_idx: int) 
 
 
 EMBED = Operator(
-    "embed(Tensor ids, Tensor weight, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? alpha, "
-    "Tensor? seed, SymInt start, bool positions_are_starts, float scale, int padding_idx, bool sparse, "
-    "int drop_threshold, SymInt[] rng_offsets) -> Tensor",
-    reference=_embed,
-    fake=lambda ids, weight, *_: weight.new_empty((*ids.shape, weight.shape[1])),
-    vmap=one_by_one("embed"),
-    derivative=(_embed_setup, _embed_grad),
+    "embed",
+    Embed,
+    reference=lambda e: apply.embed(decoded(e.plan), e),
+    fake=lambda e: e.weight.new_empty((*e.ids.shape, e.weight.shape[1])),
+    vmap=one_by_one,
+    derivative=Derivative(_gradients, without="weight"),
 )
 
 
-def _embed_backward(*operands: Any) -> Tensor:
-    return apply.embed_backward(EmbedBackward(*operands))
-
-
-def _embed_backward_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    save(ctx, EmbedBackward(*inputs), left_out=0)
-
-
-def _embed_backward_grad(ctx: Any, upstream: Tensor) -> Any:
-    b: EmbedBackward = saved(ctx)
+def _second_gradients(
+    b: EmbedBackward, needed: EmbedBackward, upstream: Tensor, shape: torch.Size
+) -> dict[str, Tensor | None]:
     # An id out of range has no gradient: on the CPU it has been refused; on other devices torch's embedding would fail.
     inside = b.ids if b.ids.device.type == "cpu" else b.ids.clamp(0, upstream.shape[0] - 1)
     rows = functional.embedding(inside, upstream)
@@ -236,14 +248,14 @@ def _embed_backward_grad(ctx: Any, upstream: Tensor) -> Any:
         rows = rows.masked_fill((b.ids != inside).unsqueeze(-1), 0.0)
     if b.padding_idx >= 0:
         rows = rows.masked_fill((b.ids == b.padding_idx).unsqueeze(-1), 0.0)
-    return scaled(Dropout(rows, b.seed, b.drop_threshold, b.scale, b.rng_offsets)), *(None,) * 7
+    return {"grad": scaled(Dropout(rows, b.seed, b.drop_threshold, b.scale, b.rng_offsets))}
 
 
 EMBED_BACKWARD = Operator(
-    "embed_backward(Tensor grad, Tensor ids, Tensor? seed, SymInt num_embeddings, int padding_idx, float scale, "
-    "int drop_threshold, SymInt[] rng_offsets) -> Tensor",
-    reference=_embed_backward,
-    fake=lambda grad, ids, seed, rows, *_: grad.new_empty((rows, grad.shape[-1])),
-    vmap=one_by_one("embed_backward"),
-    derivative=(_embed_backward_setup, _embed_backward_grad),
+    "embed_backward",
+    EmbedBackward,
+    reference=apply.embed_backward,
+    fake=lambda b: b.grad.new_empty((b.num_embeddings, b.grad.shape[-1])),
+    vmap=one_by_one,
+    derivative=Derivative(_second_gradients, without="grad"),
 )

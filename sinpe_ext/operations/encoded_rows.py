@@ -4,7 +4,8 @@ reference implementation and graph.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,15 +15,17 @@ from ..backend import loader
 from ..encodings import resolve
 from ..encodings.plan import plan as _plan_of
 from ..encodings.values import position_range
-from ..operator import Operator, one_by_one
+from ..operator import Derivative, Operator, Size, one_by_one
 from ..reference import apply, float32_angle
 from ..reference.tiles import accumulation, arranged, widest
 from . import onnx
-from .dropout import scaled
+from .dropout import Dropout, scaled
 from .plans import (
     PLAN_ANGULAR_FREQUENCIES,
     PLAN_PARTNER,
     Given,
+    PlanAngularFrequencies,
+    PlanPartner,
     _kinds,
     _ladder,
     _order,
@@ -32,7 +35,6 @@ from .plans import (
     pack_plan,
     slot,
 )
-from .records import Dropout, RowDots, save, saved
 
 
 def table(given: Given, length: Any, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -48,7 +50,7 @@ def table(given: Given, length: Any, start: Any, dtype: torch.dtype, device: tor
     if not (state.fx_tracing or loader.compiled(device.type)):
         return reference.table(_plan_of(encoding), length, encoding.start + start, dtype, device)
     try:
-        result: Tensor = TABLE(pack_plan(encoding, device), start, length, encoding.dim, dtype)
+        result: Tensor = TABLE(Table(pack_plan(encoding, device), start, length, encoding.dim, dtype))
         return result
     except RuntimeError:
         # If the memory was insufficient, torch's error says how much was needed.
@@ -68,7 +70,7 @@ def encode(given: Given, positions: Tensor, dtype: torch.dtype) -> Tensor:
         constants = derivative_constants(decoded(packed_plan), packed_plan.device)
         return _EncodeTransformed.apply(positions, packed_plan, *constants, dtype)
     if positions.requires_grad and torch.is_grad_enabled():
-        return ENCODE(positions.contiguous(), packed_plan, encoding.dim, dtype)
+        return ENCODE(Encode(positions.contiguous(), packed_plan, encoding.dim, dtype))
     return _rows_at(positions, packed_plan, encoding.dim, dtype)
 
 
@@ -82,7 +84,7 @@ def _rows_at(positions: Tensor, packed_plan: Tensor, dim: int, dtype: torch.dtyp
     # When tracing, positions are not detached: their gradient may be needed when the graph runs.
     given = positions.detach() if positions.requires_grad and not state.fx_tracing else positions
     try:
-        result: Tensor = ENCODE(given.contiguous(), packed_plan, dim, dtype)
+        result: Tensor = ENCODE(Encode(given.contiguous(), packed_plan, dim, dtype))
         return result
     except RuntimeError:
         torch.empty((*positions.shape, dim), dtype=dtype, device=positions.device)
@@ -161,7 +163,8 @@ def _encode_in_graph(given: Given, positions: Tensor, dtype: torch.dtype) -> Ten
 def derivative_plan(packed_plan: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """The packed partner plan and the angular frequencies of a plan, see `plans.py`."""
     if torch_state.read().traced:
-        return PLAN_PARTNER(packed_plan), PLAN_ANGULAR_FREQUENCIES(packed_plan, dim)
+        frequencies = PLAN_ANGULAR_FREQUENCIES(PlanAngularFrequencies(packed_plan, dim))
+        return PLAN_PARTNER(PlanPartner(packed_plan)), frequencies
     return derivative_constants(decoded(packed_plan), packed_plan.device)
 
 
@@ -172,62 +175,83 @@ def reduced(each: Tensor, positions: Tensor) -> Tensor:
     return (each if each.dim() > 1 else each.unsqueeze(0)).sum_to_size(positions.shape).to(positions.dtype)
 
 
-def _table(plan: Tensor, start: int, length: int, dim: int, dtype: torch.dtype) -> Tensor:
-    known = decoded(plan)
-    position_range(known.start + start, length)  # a graph may pass an unchecked start
-    return reference.table(known, length, known.start + start, dtype)
+class Table(NamedTuple):
+    """Operands of `table`."""
+
+    plan: Tensor
+    start: Size
+    length: Size
+    dim: int
+    dtype: torch.dtype
 
 
-TABLE = Operator(
-    "table(Tensor plan, SymInt start, SymInt length, int dim, ScalarType dtype) -> Tensor",
-    reference=_table,
-    fake=lambda plan, start, length, dim, dtype: plan.new_empty((length, dim), dtype=dtype),
-)
+class TableOut(NamedTuple):
+    """Operands of `table_out`, except out."""
+
+    plan: Tensor
+    start: Size
 
 
-def _table_out(plan: Tensor, start: int, out: Tensor) -> None:
-    out.copy_(_table(plan, start, out.shape[0], out.shape[1], out.dtype))
+class Encode(NamedTuple):
+    """Operands of `encode`."""
+
+    positions: Tensor
+    plan: Tensor
+    dim: int
+    dtype: torch.dtype
 
 
+class RowDots(NamedTuple):
+    """Operands of `row_dots`; see `Add`."""
+
+    grad: Tensor
+    plan: Tensor
+    positions: Tensor | None = None
+    padding_mask: Tensor | None = None
+    angular_frequencies: Tensor | None = None
+    seed: Tensor | None = None
+    start: Size = 0
+    positions_are_starts: bool = False
+    drop_threshold: int = 0
+    rng_offsets: Sequence[Size] = ()
+
+
+def _table(t: Table) -> Tensor:
+    plan = decoded(t.plan)
+    position_range(plan.start + t.start, t.length)  # a graph may pass an unchecked start
+    return reference.table(plan, t.length, plan.start + t.start, t.dtype)
+
+
+TABLE = Operator("table", Table, reference=_table, fake=lambda t: t.plan.new_empty((t.length, t.dim), dtype=t.dtype))
 TABLE_OUT = Operator(
-    "table_out(Tensor plan, SymInt start, Tensor(a!) out) -> ()",
-    reference=_table_out,
-    fake=lambda *_: None,
+    "table_out",
+    TableOut,
+    "()",
+    reference=lambda t, out: out.copy_(_table(Table(t.plan, t.start, out.shape[0], out.shape[1], out.dtype))),
 )
 
 
-def _encode(positions: Tensor, plan: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    return reference.encode(decoded(plan), positions, dtype)
+def _encode_batched(operator: Operator, info: Any, in_dims: Any, positions: Tensor, *others: Any) -> tuple[Tensor, int]:
+    return operator.op(positions.movedim(in_dims[0], 0).contiguous(), *others), 0
 
 
-def _encode_batched(
-    info: Any, in_dims: Any, positions: Tensor, plan: Tensor, dim: int, dtype: torch.dtype
-) -> tuple[Tensor, int]:
-    return ENCODE.op(positions.movedim(in_dims[0], 0).contiguous(), plan, dim, dtype), 0
-
-
-def _encode_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    positions, packed_plan, _, _ = inputs
-    ctx.save_for_backward(positions, packed_plan)
-
-
-def _encode_backward(ctx: Any, grad: Tensor) -> Any:
-    positions, packed_plan = ctx.saved_tensors
-    if not ctx.needs_input_grad[0]:
-        return None, None, None, None
+def _encode_gradients(e: Encode, needed: Encode, grad: Tensor) -> dict[str, Tensor | None]:
+    if not needed.positions:
+        return {}
     dim = grad.shape[-1]
-    partner, angular_frequencies = derivative_plan(packed_plan, dim)
-    wide = grad.to(accumulation(grad.dtype, positions.dtype)).reshape(1, -1, dim)
-    dots = ROW_DOTS(*RowDots(wide, partner, positions.reshape(1, -1), angular_frequencies=angular_frequencies))
-    return dots.reshape(positions.shape).to(positions.dtype), None, None, None
+    partner, angular_frequencies = derivative_plan(e.plan, dim)
+    wide = grad.to(accumulation(grad.dtype, e.positions.dtype)).reshape(1, -1, dim)
+    dots = ROW_DOTS(RowDots(wide, partner, e.positions.reshape(1, -1), angular_frequencies=angular_frequencies))
+    return {"positions": dots.reshape(e.positions.shape).to(e.positions.dtype)}
 
 
 ENCODE = Operator(
-    "encode(Tensor positions, Tensor plan, int dim, ScalarType dtype) -> Tensor",
-    reference=_encode,
-    fake=lambda positions, plan, dim, dtype: positions.new_empty((*positions.shape, dim), dtype=dtype),
+    "encode",
+    Encode,
+    reference=lambda e: reference.encode(decoded(e.plan), e.positions, e.dtype),
+    fake=lambda e: e.positions.new_empty((*e.positions.shape, e.dim), dtype=e.dtype),
     vmap=_encode_batched,
-    derivative=(_encode_setup, _encode_backward),
+    derivative=Derivative(_encode_gradients),
 )
 
 
@@ -236,49 +260,36 @@ def empty_dots(grad: Tensor) -> Tensor:
     return grad.new_empty(grad.shape[:-1], dtype=widest(grad.device))
 
 
-def _row_dots(*operands: Any) -> Tensor:
-    a = RowDots(*operands)
-    return apply.row_dots(decoded(a.plan), a)
-
-
-def _row_dots_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    save(ctx, RowDots(*inputs))
-
-
-def _row_dots_backward(ctx: Any, upstream: Tensor) -> Any:
-    to_grad, to_positions = row_dots_gradients(saved(ctx), upstream, ctx.needs_input_grad)
-    return to_grad, None, to_positions, *(None,) * 7
-
-
-def row_dots_gradients(a: RowDots, upstream: Tensor, needs: Any) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients with respect to grad and positions, the first and the third operand."""
-    to_grad = to_positions = None
+def row_dots_gradients(a: RowDots, needed: Any, upstream: Tensor) -> dict[str, Tensor | None]:
+    """The gradients with respect to grad and positions, from that of the result."""
+    found: dict[str, Tensor | None] = {}
     dim, rank = a.grad.shape[-1], a.grad.dim()
-    if needs[0]:
+    if needed.grad:
         acc, device = accumulation(a.grad.dtype), a.grad.device
         if a.positions is None:
-            rows = TABLE(a.plan, a.start, a.grad.shape[-2], dim, acc).to(device)
+            rows = TABLE(Table(a.plan, a.start, a.grad.shape[-2], dim, acc)).to(device)
         else:
             ahead = torch.arange(a.grad.shape[-2], device=device) if a.positions_are_starts else None
             at = a.positions if ahead is None else a.positions + ahead
-            rows = ENCODE(at.contiguous(), a.plan, dim, acc)
+            rows = ENCODE(Encode(at.contiguous(), a.plan, dim, acc))
         rows = rows if a.angular_frequencies is None else rows * a.angular_frequencies.to(rows.device, acc)
         rows = rows if a.padding_mask is None else rows.masked_fill(a.padding_mask.unsqueeze(-1), 0.0)
         product = (upstream.to(acc).unsqueeze(-1) * arranged(rows, rank)).to(a.grad.dtype)
-        to_grad = scaled(Dropout(product, a.seed, a.drop_threshold, 1.0, a.rng_offsets))
-    if needs[2]:
+        found["grad"] = scaled(Dropout(product, a.seed, a.drop_threshold, 1.0, a.rng_offsets))
+    if needed.positions:
         assert a.positions is not None
         partner, further = derivative_plan(a.plan, dim)
         further = further if a.angular_frequencies is None else further * a.angular_frequencies
-        to_positions = reduced(ROW_DOTS(*a._replace(plan=partner, angular_frequencies=further)) * upstream, a.positions)
-    return to_grad, to_positions
+        each = ROW_DOTS(a._replace(plan=partner, angular_frequencies=further))
+        found["positions"] = reduced(each * upstream, a.positions)
+    return found
 
 
 ROW_DOTS = Operator(
-    "row_dots(Tensor grad, Tensor plan, Tensor? positions, Tensor? padding_mask, Tensor? angular_frequencies, "
-    "Tensor? seed, SymInt start, bool positions_are_starts, int drop_threshold, SymInt[] rng_offsets) -> Tensor",
-    reference=_row_dots,
-    fake=lambda grad, *_: empty_dots(grad),
-    vmap=one_by_one("row_dots"),
-    derivative=(_row_dots_setup, _row_dots_backward),
+    "row_dots",
+    RowDots,
+    reference=lambda a: apply.row_dots(decoded(a.plan), a),
+    fake=lambda a: empty_dots(a.grad),
+    vmap=one_by_one,
+    derivative=Derivative(row_dots_gradients),
 )

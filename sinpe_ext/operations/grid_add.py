@@ -20,15 +20,14 @@ from torch import Tensor
 from ..encodings import resolve, values
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding, Piece
-from ..operator import Operator
+from ..operator import Operator, Size
 from ..reference import grid_add, philox
 from ..reference.tiles import accumulation, arranged
 from . import checks, grid_rows
-from .add import ADD, ADD_OUT, AddArguments, SequenceAdd, cached_by_value, position_gradient, row_dots_of
-from .dropout import DROPOUT, scaled
+from .add import ADD, ADD_OUT, Add, AddArguments, Part, SequenceAdd, cached_by_value, position_gradient, row_dots_of
+from .dropout import DROPOUT, Dropout, scaled
 from .encoded_rows import ROW_DOTS
 from .plans import pack_plan
-from .records import Add, AddGrid, Dropout, Part
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -291,7 +290,7 @@ class DifferentiableGrid(torch.autograd.Function):
                     part, packed_plan, at, mask, alpha, seed, drop_threshold=ctx.drop_threshold, rng_offsets=rng_offsets
                 )
                 if ctx.needs_input_grad[1]:
-                    dots = ROW_DOTS(*row_dots_of(part, a)).sum()
+                    dots = ROW_DOTS(row_dots_of(part, a)).sum()
                     to_alpha = dots if to_alpha is None else to_alpha + dots
                 if ctx.needs_input_grad[2]:
                     one = position_gradient(part, a)
@@ -450,7 +449,7 @@ class GridAdd(SequenceAdd):
         to = to if is_viewable else torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if form.extra:
             seeded = Dropout(form.front(x), self.seed, self.drop_threshold, self.scale, self.front_rng_offsets)
-            form.front(to).copy_(DROPOUT(*seeded))
+            form.front(to).copy_(DROPOUT(seeded))
         if self.shape[-2]:
             self.fill(form.canonical(x), form.canonical(to))
         if not is_viewable:
@@ -478,7 +477,7 @@ class GridAdd(SequenceAdd):
             return
         # The channels-first kernel takes no mask, and the other one would access memory with large strides.
         plain = self.drop_threshold == 0 and self.scale == 1.0 and x.data_ptr() != target.data_ptr()
-        bare = x if plain else DROPOUT(*Dropout(x, self.seed, self.drop_threshold, self.scale, rng_offsets))
+        bare = x if plain else DROPOUT(Dropout(x, self.seed, self.drop_threshold, self.scale, rng_offsets))
         self._fill_rows(x, target, True, None, rng_offsets)
         mask = arranged(self.padding_mask.unsqueeze(-2), x.dim())
         torch.where(mask, bare, target, out=target)
@@ -493,7 +492,7 @@ class GridAdd(SequenceAdd):
         )
         packed_grid = grid_rows.pack_grid(self.grid, lengths, by_channels, self.device)
         ADD_GRID_OUT(
-            *AddGrid(x, values, packed_grid, mask, self.seed, self.scale, self.drop_threshold, rng_offsets), target
+            AddGrid(x, values, packed_grid, mask, self.seed, self.scale, self.drop_threshold, rng_offsets), target
         )
 
     def _fill_by_piece(self, x: Tensor, target: Tensor) -> None:
@@ -516,7 +515,7 @@ class GridAdd(SequenceAdd):
         """Adds one piece of a grid to its channels, at `positions` along its axis."""
         at = piece.first, piece.step, piece.encoding.dim
         a = self._sum_of(grid_rows.channels_of(x, *at), piece.encoding, positions, self.rng_offsets_at(*at[:2]))
-        ADD_OUT(*a, grid_rows.channels_of(target, *at))
+        ADD_OUT(a, grid_rows.channels_of(target, *at))
 
     def _sum_of(self, x: Tensor, encoding: Encoding, positions: Tensor | None, rng_offsets: list[int]) -> Add:
         """The operands of a sum with one encoding of a grid, for the channels of x that it covers."""
@@ -545,7 +544,7 @@ class GridAdd(SequenceAdd):
         if self.drop_threshold and self.rng_offsets[-2] != self.grid.dim * self.rng_offsets[-1]:
             return False
         a = self._sum_of(x, encoding, positions, rng_offsets if self.drop_threshold else [])
-        ADD_OUT(*a._replace(padding_mask=mask), target)
+        ADD_OUT(a._replace(padding_mask=mask), target)
         return True
 
     def rng_offsets_at(self, first: int, step: int) -> list[int]:
@@ -557,7 +556,7 @@ class GridAdd(SequenceAdd):
         if not self.needs_grad(self.x):
             return self.run()
         if self.is_single_encoding and not self.form.extra:
-            return self.form.restored(ADD(*self.operands(self.form.canonical(self.x))))
+            return self.form.restored(ADD(self.operands(self.form.canonical(self.x))))
         return self._differentiable(into_x=False)
 
     def differentiable_in_place(self) -> Tensor:
@@ -609,17 +608,18 @@ def _front_rng_offsets(form: GridForm) -> list[int]:
     return [form.first, *(steps[k] for k in order)]
 
 
-# `grid` is a grid packed into int64 words, `values` the rows of its axes (`grid_rows.py`), on the device of x.
+class AddGrid(NamedTuple):
+    """Operands of `add_grid_out`, except out: `grid` is a grid packed into int64 words, `values` the rows of its axes
+    (`grid_rows.py`), on the device of x; the others are those of `Add`."""
+
+    x: Tensor
+    values: Tensor
+    grid: Tensor
+    padding_mask: Tensor | None = None
+    seed: Tensor | None = None
+    scale: float = 1.0
+    drop_threshold: int = 0
+    rng_offsets: Sequence[Size] = ()
 
 
-def _add_grid_out(*operands: Any) -> None:
-    *of_sum, out = operands
-    grid_add.add(AddGrid(*of_sum), out)
-
-
-ADD_GRID_OUT = Operator(
-    "add_grid_out(Tensor x, Tensor values, Tensor grid, Tensor? padding_mask, Tensor? seed, float scale, "
-    "int drop_threshold, SymInt[] rng_offsets, Tensor(a!) out) -> ()",
-    reference=_add_grid_out,
-    fake=lambda *_: None,
-)
+ADD_GRID_OUT = Operator("add_grid_out", AddGrid, "()", reference=grid_add.add)

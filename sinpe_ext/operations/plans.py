@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable
 from functools import lru_cache
 from types import FunctionType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -160,15 +160,27 @@ def _unpacked(packed: tuple[int, ...]) -> Plan:
     )
 
 
+class PlanPartner(NamedTuple):
+    """Operand of `plan_partner`."""
+
+    plan: Tensor
+
+
+class PlanAngularFrequencies(NamedTuple):
+    """Operands of `plan_angular_frequencies`."""
+
+    plan: Tensor
+    dim: int
+
+
 PLAN_PARTNER = Operator(
-    "plan_partner(Tensor plan) -> Tensor",
-    reference=partner,
-    fake=lambda plan: torch.empty_like(plan),
+    "plan_partner", PlanPartner, reference=lambda p: partner(p.plan), fake=lambda p: torch.empty_like(p.plan)
 )
 PLAN_ANGULAR_FREQUENCIES = Operator(
-    "plan_angular_frequencies(Tensor plan, int dim) -> Tensor",
-    reference=angular_frequencies,
-    fake=lambda plan, dim: plan.new_empty((dim,), dtype=torch.float64),
+    "plan_angular_frequencies",
+    PlanAngularFrequencies,
+    reference=lambda p: angular_frequencies(p.plan, p.dim),
+    fake=lambda p: p.plan.new_empty((p.dim,), dtype=torch.float64),
 )
 
 

@@ -13,7 +13,7 @@ from ..backend import loader
 from ..encodings import resolve, values
 from ..encodings.tracing import refuse_jit_trace
 from . import checks, encoded_rows, grid_rows, memory, plans
-from .encoded_rows import TABLE_OUT
+from .encoded_rows import TABLE_OUT, TableOut
 from .plans import pack_plan
 
 _is_compiling = torch.compiler.is_compiling
@@ -76,7 +76,7 @@ def _into(out: Tensor, length: int, known: plans.Given, start: int) -> Tensor:
     if not direct or torch_state.has_no_data(out.device) or not loader.compiled(out.device.type):
         return out.copy_(encoded_rows.table(known, length, start, out.dtype, out.device))
     if length:
-        TABLE_OUT(pack_plan(encoding, out.device), start, out)
+        TABLE_OUT(TableOut(pack_plan(encoding, out.device), start), out)
     torch.autograd.graph.increment_version(out)
     return out
 

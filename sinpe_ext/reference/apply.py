@@ -19,7 +19,10 @@ from . import philox, tree_sum
 from .tiles import Rows, accumulation, arranged, block, widest
 
 if TYPE_CHECKING:
-    from ..operations.records import Add, Dropout, Embed, EmbedBackward, RowDots
+    from ..operations.add import Add
+    from ..operations.dropout import Dropout
+    from ..operations.embed import Embed, EmbedBackward
+    from ..operations.encoded_rows import RowDots
 
 
 @torch.no_grad()

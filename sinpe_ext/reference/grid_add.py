@@ -12,7 +12,7 @@ from . import philox
 from .apply import _combine, _drop_
 
 if TYPE_CHECKING:
-    from ..operations.records import AddGrid
+    from ..operations.grid_add import AddGrid
 
 MAGIC = 0x53494E504547  # "SINPEG"
 HEADER_WORDS, PIECE_WORDS = 8, 5

@@ -17,7 +17,7 @@ import torch
 from philox import kept, philox  # reference implementation in Python integers
 from torch import Tensor
 
-from sinpe_ext.operations.dropout import DROPOUT
+from sinpe_ext.operations.dropout import DROPOUT, Dropout
 from sinpe_ext.reference import philox as ours
 
 FALSE_ALARM = 1e-9  # each check fails for truly random masks with at most this probability
@@ -177,7 +177,7 @@ def test_seed_value_is_not_read_on_the_host() -> None:
 
 def mask_of(seed: int, drop: int, shape: tuple[int, ...], elements: Sequence[int] = ()) -> Tensor:
     """A mask by the operator of the current backend, equal to that of `philox.keep`."""
-    keep = DROPOUT(torch.ones(shape), torch.tensor(seed), drop, 1.0, list(elements)) != 0
+    keep = DROPOUT(Dropout(torch.ones(shape), torch.tensor(seed), drop, 1.0, list(elements))) != 0
     assert torch.equal(keep, ours.keep(seed, drop, shape, elements, "cpu"))
     return keep
 
@@ -213,7 +213,7 @@ def test_drop_rate_and_mean(drop: int, seed: int, backend: str) -> None:
     n = 2**21
     dropped = n - int(mask_of(seed, drop, (n,)).sum())
     expect_count(dropped, n, drop / 65536)
-    out = DROPOUT(torch.ones(n), torch.tensor(seed), drop, 1.0, [])
+    out = DROPOUT(Dropout(torch.ones(n), torch.tensor(seed), drop, 1.0, []))
     # A scale for another p would imply another count. 2**-23: rounding to float32.
     kept_by_mean = float(out.double().mean()) * n * (65536 - drop) / 65536
     assert abs(kept_by_mean - (n - dropped)) <= 2**-23 * n
