@@ -12,7 +12,7 @@ from .encodings import in_graph
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
 from .encodings.values import is_dtensor
-from .operations import checks, memory, nested, small
+from .operations import checks, nested, small
 from .operations import table as tables
 from .operations.add import AddArguments, SequenceAdd
 from .operations.embed import EmbedArguments, EmbedCall
@@ -218,16 +218,7 @@ def add(
     if result is not None:
         return result
     call = add_call(AddArguments(*given))
-    if out is None:
-        return call.result()
-    memory.output(*call.written(out))
-    memory.check_disjoint(out, positions=positions, start=start, alpha=alpha, padding_mask=padding_mask, seed=seed)
-    if torch.is_grad_enabled() and (call.needs_grad(x) or out.requires_grad):
-        raise RuntimeError(
-            "out: expected no gradient to be needed, got an argument that requires it; leave out unset, or call under "
-            "torch.no_grad()"
-        )
-    return call.write_to(out)
+    return call.result() if out is None else call.result_into(out)
 
 
 def add_(
@@ -263,10 +254,7 @@ def add_(
     result = small.call("add", given, x)
     if result is not None:
         return result
-    call = add_call(AddArguments(*given))
-    memory.in_place(x)
-    memory.check_disjoint(x, positions=positions, start=start, alpha=alpha, padding_mask=padding_mask, seed=seed)
-    return call.result_in_place()
+    return add_call(AddArguments(*given)).result_in_place()
 
 
 def embed(

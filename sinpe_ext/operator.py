@@ -161,7 +161,7 @@ class Operator:
             if is_batched(tensor):  # calls the operator once per sample
                 return self.op(*operands)
             if may_learn and tensor.requires_grad:
-                return self._function.apply(*operands)
+                return self._function.apply(state, *operands)
             # The dispatcher resolves the negative bit, zeros without memory, and functional tensors.
             if type(tensor) not in _PLAIN or tensor.is_neg() or tensor._is_zerotensor() or _is_functional(tensor):
                 needs_dispatcher = True
@@ -183,11 +183,12 @@ class Operator:
         ctx.save_for_backward(*tensors)
         ctx.numbers = operands[self._tensor_count :]
 
-    def gradients(self, ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """The gradient of each operand that `save` has saved, from those of the results."""
+    def gradients(self, ctx: Any, needs: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        """The gradient of each operand that `save` has saved, from those of the results; `needs` says which of them
+        are needed."""
         assert self.derivative is not None
         new, record = tuple.__new__, self.record  # half the time of record(...)
-        operands, needed = new(record, ctx.saved_tensors + ctx.numbers), new(record, ctx.needs_input_grad)
+        operands, needed = new(record, ctx.saved_tensors + ctx.numbers), new(record, needs)
         if self._without is None:
             found = self.derivative.gradients(operands, needed, *grads)
         else:
@@ -198,7 +199,7 @@ class Operator:
         self.save(ctx, inputs)
 
     def _backward(self, ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        return self.gradients(ctx, *grads)
+        return self.gradients(ctx, ctx.needs_input_grad, *grads)
 
     def _autograd_function(self) -> Any:
         """The autograd.Function for calls of this class; register_autograd serves calls of the operator itself."""
@@ -207,13 +208,13 @@ class Operator:
             # No separate setup_context: with one, torch binds the arguments to a signature at each call, which takes 40
             # microseconds.
             @staticmethod
-            def forward(ctx: Any, *operands: Any) -> Any:
+            def forward(ctx: Any, state: TorchState, *operands: Any) -> Any:
                 self.save(ctx, operands)
-                return self(operands)  # gradients are disabled in here
+                return self(operands, state=state)  # gradients are disabled in here
 
             @staticmethod
             def backward(ctx: Any, *grads: Any) -> Any:
-                return self.gradients(ctx, *grads)
+                return None, *self.gradients(ctx, ctx.needs_input_grad[1:], *grads)
 
         Differentiable.__name__ = Differentiable.__qualname__ = f"sinpe_ext_{self.name}"  # shown as grad_fn
         return Differentiable

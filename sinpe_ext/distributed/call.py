@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn import functional
 
-from ..operations import checks
+from ..operations import checks, memory
 from ..operations.add import AddArguments, SequenceAdd
 from ..operations.embed import EmbedArguments, EmbedCall
 from . import dtensor
@@ -74,6 +74,7 @@ class ShardedAdd:
 
     def result_in_place(self) -> Tensor:
         """`add_`, differentiable."""
+        memory.in_place(self.given)
         self._same_places("x", self.given)
         if isinstance(self.local, _OutsideMesh):
             return self.given
@@ -81,29 +82,28 @@ class ShardedAdd:
             return self.given.copy_(self.result())
         return self._write(self.local.x, self.given)
 
-    def write_to(self, out: Any) -> Tensor:
-        """`add` with `out`, which has been checked."""
-        return self._write(out.to_local(), out)
-
     @torch.no_grad()
     def _write(self, part: Tensor, whole: Any) -> Tensor:
         """Writes the result of this rank to its shard `part` of the DTensor `whole`, and returns `whole`."""
         if isinstance(self.local, _OutsideMesh):
             return whole
+        self.local.check_disjoint(part)
         self.local.write_to(part)
         return _written(whole)
 
-    def written(self, out: Any) -> tuple[Tensor, Tensor]:
-        """This rank's shards of `out` and of x, to be checked."""
+    def result_into(self, out: Any) -> Tensor:
+        """`add` with `out`."""
         if not isinstance(out, DTensor):
             raise TypeError(f"out: expected a DTensor, as x is, got {type(out).__name__}; pass torch.empty_like(x)")
         if out.shape != self.x.shape:
             raise ValueError(f"out: expected shape {tuple(self.x.shape)}, got {tuple(out.shape)}; pass empty_like(x)")
         self._same_places("out", out)
         if isinstance(self.local, _OutsideMesh):
-            return out.to_local(), self.x.to_local()
+            return out
         dtensor.check_part("out", out)
-        return self.local.written(out.to_local())
+        memory.output(out.to_local(), self.local.x, self.local.has_no_data)
+        memory.refuse_gradient(self.needs_grad(self.x) or out.requires_grad)
+        return self._write(out.to_local(), out)
 
     def _same_places(self, name: str, t: DTensor) -> None:
         """Raises ValueError if a DTensor that is written to has another mesh or other placements than x."""

@@ -27,7 +27,7 @@ from ..encodings.tracing import refuse_jit_trace
 from ..operator import Derivative, Operator, Size, one_by_one
 from ..reference import apply, philox
 from ..reference.tiles import accumulation, arranged, widest
-from . import checks, dropout, encoded_rows, plans
+from . import checks, dropout, encoded_rows, memory, plans
 from .checks import Target
 from .dropout import DROPOUT, Dropout, scaled
 from .encoded_rows import ROW_DOTS, RowDots, derivative_plan, reduced, row_dots_gradients
@@ -385,6 +385,7 @@ class SequenceAdd(Sum):
     """`add` with a one-dimensional encoding.
 
     Attributes:
+        arguments: as given by the caller.
         x: as given.
         form: the layout of x.
 
@@ -394,7 +395,7 @@ class SequenceAdd(Sum):
     form: Any
 
     def __init__(self, given: AddArguments, part: Part | None = None) -> None:
-        self.set_x(given.x)
+        self.set_x(given)
         shape = given.x.shape
         seq_dim, channel_dim = given.seq_dim, given.channel_dim
         # Other types than int are not cached: a tensor may change.
@@ -414,8 +415,9 @@ class SequenceAdd(Sum):
         if self.drop_threshold and (part is not None or not form.is_canonical or self.state.compiling):
             self.rng_offsets = form.rng_offsets(shape, part)
 
-    def set_x(self, x: Any) -> None:
+    def set_x(self, given: AddArguments) -> None:
         """Checks and stores x, and reads what intercepts the call."""
+        x, self.arguments = given.x, given
         self.state = torch_state.read()
         if self.state.jit_tracing:
             refuse_jit_trace()
@@ -442,9 +444,11 @@ class SequenceAdd(Sum):
 
     def result_in_place(self) -> Tensor:
         """`add_`, differentiable."""
+        x = self.x
+        memory.in_place(x)
+        self.check_disjoint(x)
         if self.drop_threshold:
             self.draw()
-        x = self.x
         if self.state.must_decompose:
             return x.copy_(self.composed())
         if not self.needs_grad(x):
@@ -453,9 +457,18 @@ class SequenceAdd(Sum):
             return x
         return self.differentiable_in_place() if self.has_kernel else x.copy_(self.composed())
 
-    def written(self, out: Any) -> tuple[Any, Tensor]:
-        """The tensors whose memory is checked for overlap: those that hold `out` and x."""
-        return out, self.x
+    def result_into(self, out: Any) -> Tensor:
+        """`add` with `out`."""
+        memory.output(out, self.x, self.has_no_data)
+        self.check_disjoint(out)
+        memory.refuse_gradient(self.needs_grad(self.x) or out.requires_grad)
+        return self.write_to(out)
+
+    def check_disjoint(self, written: Tensor) -> None:
+        """Checks that no argument but x shares memory with the tensor that is written to."""
+        a = self.arguments
+        read = {"positions": a.positions, "start": a.start, "alpha": a.alpha, "padding_mask": a.padding_mask}
+        memory.check_disjoint(written, seed=a.seed, **read)
 
     def write_to(self, out: Tensor) -> Tensor:
         """`add` with `out`, which has been checked."""
@@ -474,7 +487,7 @@ class SequenceAdd(Sum):
         x, form = self.x, self.form
         if not (form.is_canonical and x.is_contiguous()) and not self.needs_grad(x):
             return self.run()  # the strides of torch.empty_like
-        result: Tensor = ADD(self.operands(x if form.is_canonical else form.canonical(x)))
+        result: Tensor = ADD(self.operands(x if form.is_canonical else form.canonical(x)), state=self.state)
         return result if form.is_canonical else form.restored(result)
 
     def differentiable_in_place(self) -> Tensor:
@@ -493,12 +506,13 @@ class SequenceAdd(Sum):
 
     def write(self, target: Tensor) -> None:
         """Computes the result into `target`, which has the layout of x."""
-        self.fill(self.form.canonical(self.x), self.form.canonical(target))
+        x, form = self.x, self.form
+        self.fill(*((x, target) if form.is_canonical else (form.canonical(x), form.canonical(target))))
 
     def fill(self, x: Tensor, target: Tensor) -> None:
         """Computes the result into `target`; both are in canonical form."""
         if self.has_kernel:
-            ADD_OUT(self.operands(x), target)
+            ADD_OUT(self.operands(x), target, self.state)
         else:
             with torch.no_grad():
                 target.copy_(self.dropped(self.sum(x)))
@@ -606,7 +620,7 @@ class AddInPlace(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        to_x, *others = ADD.gradients(ctx, ctx.form.canonical(grads[0]))
+        to_x, *others = ADD.gradients(ctx, ctx.needs_input_grad[:-2], ctx.form.canonical(grads[0]))
         return None if to_x is None else ctx.form.restored(to_x), *others, None, None
 
 

@@ -123,7 +123,7 @@ class EmbedCall(Sum):
         if not by_operator:
             return self.composed()
         try:
-            result: Tensor = EMBED(self.operands())
+            result: Tensor = EMBED(self.operands(), state=self.state)
             return result if self.form.is_canonical else self.form.restored(result)
         except RuntimeError:
             wrong = apply.bad_ids(self.ids, self.num_embeddings) if on_cpu else None

@@ -198,6 +198,7 @@ class _GridConstants(NamedTuple):
 
     form: GridForm
     is_grid: bool
+    grid: GridEncoding | None
     grid_given: tuple[Any, int]
     firsts: tuple[int, ...]
     columns: tuple[int, int] | None
@@ -226,10 +227,18 @@ def _make_grid_constants(*layout: Any) -> _GridConstants:
     if is_grid and len(firsts) == 1 and columns is None:
         ((_, _, _, covered, _), *others) = grid_rows.layout(of.encoding, width)
         is_single_encoding = not others and covered == dim
-    exact = [axis.angle == "exact" for axis in resolve.grid(of.encoding, width).axes]
-    front = _front_rng_offsets(form)
+    grid = resolve.grid(of.encoding, width)
     return _GridConstants(
-        form, is_grid, (of.encoding, width), firsts, columns, drop_threshold, is_single_encoding, all(exact), front
+        form,
+        is_grid,
+        None if _is_compiling() else grid,  # the compiler must not trace into it
+        (of.encoding, width),
+        firsts,
+        columns,
+        drop_threshold,
+        is_single_encoding,
+        all([axis.angle == "exact" for axis in grid.axes]),
+        _front_rng_offsets(form),
     )
 
 
@@ -312,6 +321,7 @@ class GridAdd(SequenceAdd):
             not evenly spaced in the whole.
         is_single_encoding: whether one encoding covers all channels; if not, each piece of a grid covers some of them,
             and there is no `encoding` and no `given`.
+        grid: the GridEncoding; None in a graph.
         shape: shape of x in canonical form, without extra tokens.
         positions: as in Sum; for a grid (1 or B, S, axes).
         starts: one per axis, relative to `firsts`, the starts of the axes' encodings, if positions is None.
@@ -324,9 +334,10 @@ class GridAdd(SequenceAdd):
     form: GridForm
     firsts: tuple[int, ...]
     starts: list[Any]
+    grid: Any
 
     def __init__(self, given: AddArguments, part: Part | None = None, is_flat: bool | None = None) -> None:
-        self.set_x(given.x)
+        self.set_x(given)
         x, positions, encoding = self.x, given.positions, given.encoding
         values.check_storage_bounds("x", x)  # here, because views of x are created before a kernel could check
         if positions is not None:
@@ -337,13 +348,13 @@ class GridAdd(SequenceAdd):
             lengths = tuple(lengths)
         seq_dim, channel_dim, extra_tokens = given.seq_dim, given.channel_dim, given.extra_tokens
         # Other types than int are not cached: 4.0 equals 4, and a tensor may change.
-        numbers = [seq_dim, channel_dim, extra_tokens, *(lengths if type(lengths) is tuple else ())]
-        is_cached = (lengths is None or type(lengths) is tuple) and all(type(number) is int for number in numbers)
+        numbers = seq_dim, channel_dim, extra_tokens, *(lengths if type(lengths) is tuple else ())
+        is_cached = (lengths is None or type(lengths) is tuple) and {*map(type, numbers)} == {int}
         constants_of = _grid_constants if is_cached else _make_grid_constants
         known = constants_of(
             *shapes, encoding, lengths, seq_dim, channel_dim, extra_tokens, given.dropout, part, is_flat
         )
-        self.form, self.firsts, self.grid_given = known.form, known.firsts, known.grid_given
+        self.form, self.firsts, self.grid, self.grid_given = known.form, known.firsts, known.grid, known.grid_given
         self.columns, self.drop_threshold = known.columns, known.drop_threshold
         self.is_single_encoding, self.is_exact = known.is_single_encoding, known.is_exact
         self.front_rng_offsets = known.front_rng_offsets
@@ -418,10 +429,6 @@ class GridAdd(SequenceAdd):
         else:
             self.start = self.starts[0]
 
-    @property
-    def grid(self) -> GridEncoding:
-        return resolve.grid(*self.grid_given)
-
     def coordinates(self) -> Tensor:
         """The coordinates of each grid point, (1 or B, S, axes), computed if they are implicit. (Grids only.)"""
         if self.positions is None:
@@ -465,7 +472,7 @@ class GridAdd(SequenceAdd):
 
     def _fill_shared(self, x: Tensor, target: Tensor) -> None:
         """Computes a grid whose coordinates are the same for all samples."""
-        by_channels = all(t.stride(-1) != 1 and t.stride(-2) == 1 for t in (x, target))
+        by_channels = x.stride(-1) != 1 == x.stride(-2) and target.stride(-1) != 1 == target.stride(-2)
         rng_offsets = [*self.rng_offsets] if self.drop_threshold else []
         if not by_channels:
             self._fill_rows(x, target, False, self.padding_mask, rng_offsets)
@@ -492,7 +499,9 @@ class GridAdd(SequenceAdd):
         )
         packed_grid = grid_rows.pack_grid(self.grid, lengths, by_channels, self.device)
         ADD_GRID_OUT(
-            AddGrid(x, values, packed_grid, mask, self.seed, self.scale, self.drop_threshold, rng_offsets), target
+            AddGrid(x, values, packed_grid, mask, self.seed, self.scale, self.drop_threshold, rng_offsets),
+            target,
+            self.state,
         )
 
     def _fill_by_piece(self, x: Tensor, target: Tensor) -> None:

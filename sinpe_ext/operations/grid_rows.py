@@ -121,9 +121,11 @@ def values(
     by_channels: bool,
 ) -> Tensor:
     """The operand `values` of `add_grid_out`: alpha times the rows of the axes in acc, all pieces concatenated."""
-    cached = sum(lengths) * grid.dim <= MAX_CACHED and all(type(start) is int and start == 0 for start in starts)
-    if cached and device.type in ("cpu", "cuda"):
-        rows = _cached_rows(grid, lengths, acc, device, by_channels, loader.compiled(device.type))
+    is_cached = sum(lengths) * grid.dim <= MAX_CACHED and {*map(type, starts)} == {int}
+    if is_cached and device.type == "cpu":
+        rows = _rows_on_cpu(grid, lengths, tuple(starts), acc, by_channels, loader.compiled("cpu"))
+    elif is_cached and device.type == "cuda" and not any(starts):
+        rows = _rows_on_cuda(grid, lengths, acc, device, by_channels)
     else:
         rows = _rows(grid, lengths, starts, acc, device, by_channels)
     if isinstance(alpha, Tensor):
@@ -153,35 +155,34 @@ def _rows(
     return torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
 
 
-def _cached_rows(
+@lru_cache(maxsize=64)
+@outside_modes
+def _rows_on_cpu(
     grid: GridEncoding,
     lengths: tuple[int, ...],
+    starts: tuple[int, ...],
     acc: torch.dtype,
-    device: torch.device,
     by_channels: bool,
-    compiled: bool,  # the last bit of float64 rows depends on it
+    _compiled: bool,  # the last bit of float64 rows depends on it
+) -> Tensor:
+    """`_rows` on the CPU, computed once."""
+    return _rows(grid, lengths, starts, acc, torch.device("cpu"), by_channels)
+
+
+def _rows_on_cuda(
+    grid: GridEncoding, lengths: tuple[int, ...], acc: torch.dtype, device: torch.device, by_channels: bool
 ) -> Tensor:
     """`_rows` of axes that start at 0, computed on the device once."""
-    key = grid, lengths, acc, by_channels, compiled
-    if device.type == "cpu":
-        return _rows_on_cpu(*key)
-    if not torch.cuda.is_available():
-        return on_device(key, device, lambda: _rows_on_cpu(*key))
+    key, starts = (grid, lengths, acc, by_channels, loader.compiled("cuda")), (0,) * len(lengths)
 
     def make() -> Tensor:
-        rows = _rows(grid, lengths, [0] * len(lengths), acc, device, by_channels)
+        if not torch.cuda.is_available():
+            return _rows(grid, lengths, starts, acc, torch.device("cpu"), by_channels)
+        rows = _rows(grid, lengths, starts, acc, device, by_channels)
         torch.cuda.current_stream(device).synchronize()  # later calls may be on another stream
         return rows
 
     return on_device(key, device, make)
-
-
-@lru_cache(maxsize=64)
-@outside_modes
-def _rows_on_cpu(
-    grid: GridEncoding, lengths: tuple[int, ...], acc: torch.dtype, by_channels: bool, _compiled: bool
-) -> Tensor:
-    return _rows(grid, lengths, [0] * len(lengths), acc, torch.device("cpu"), by_channels)
 
 
 @lru_cache(maxsize=256)

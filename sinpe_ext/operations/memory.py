@@ -13,7 +13,7 @@ from .checks import FLOATS, is_ordinary, same_device
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def output(out: Any, x: torch.Tensor) -> None:
+def output(out: Any, x: torch.Tensor, has_no_data: bool) -> None:
     """Checks `out` of `add`: shape, dtype and device of x, and memory that is either exactly x's or disjoint from
     it."""
     if not is_ordinary(out, FLOATS):
@@ -29,7 +29,7 @@ def output(out: Any, x: torch.Tensor) -> None:
     if torch.compiler.is_compiling():  # a graph writes to `out` by copy_, which has its own checks
         return
     writable("out", out)
-    if out is not x and overlaps_partly(out, x):
+    if out is not x and not has_no_data and overlaps_partly(out, x):
         raise RuntimeError(
             "out: expected memory apart from x, or exactly x's, got a tensor that shares some elements with x; "
             "clone() one of them"
@@ -82,6 +82,15 @@ def writable(name: str, out: torch.Tensor) -> None:
         reach += (size - 1) * stride
 
 
+def refuse_gradient(is_needed: bool) -> None:
+    """Raises RuntimeError if autograd would have to record what is written to `out`."""
+    if is_needed and torch.is_grad_enabled():
+        raise RuntimeError(
+            "out: expected no gradient to be needed, got an argument that requires it; leave out unset, or call under "
+            "torch.no_grad()"
+        )
+
+
 def in_place(x: torch.Tensor) -> None:
     """Checks that x of `add_` may be modified in place."""
     if torch.compiler.is_compiling():
@@ -111,7 +120,7 @@ def overlaps_partly(out: torch.Tensor, x: torch.Tensor) -> bool:
 
     Exact for equal strides; otherwise tensors whose memory ranges overlap count as sharing.
     """
-    if torch_state.has_no_data(out.device) or not x.numel():
+    if not x.numel():
         return False
     size, distance = out.element_size(), x.data_ptr() - out.data_ptr()
     if out.is_contiguous() and x.is_contiguous():

@@ -18,7 +18,7 @@ from .. import torch_state
 from ..encodings import values
 from ..encodings.values import strided_tensor
 from ..torch_state import should_check_values
-from . import checks, table
+from . import checks, memory, table
 from .add import AddArguments, SequenceAdd, Sum
 from .embed import EmbedArguments, EmbedCall
 
@@ -255,16 +255,14 @@ class JaggedAdd(_JaggedCall, SequenceAdd):
 
     def result_in_place(self) -> Tensor:
         x = self.sequences.given
+        memory.in_place(x)
         if _is_compiling() or self.needs_grad(self.x):
             return x.copy_(self.result())
         super().result_in_place()
         return x
 
-    def written(self, out: Any) -> tuple[Any, Tensor]:
-        return self.sequences.values_of("out", out), self.x
-
-    def write_to(self, out: Tensor) -> Tensor:
-        super().write_to(out.values())
+    def result_into(self, out: Any) -> Tensor:
+        super().result_into(self.sequences.values_of("out", out))
         return out
 
 
