@@ -49,7 +49,7 @@ inline const Exchange* exchange = nullptr;
 // The objects passed to `set_up`, never released; see `set_up` in sinpe_ext/operations/small.py.
 struct PythonObjects {
   PyObject *tensor, *empty_like, *is_lazy, *is_grad_enabled, *is_inference_mode, *increment_version;
-  PyObject *parameter, *empty, *float32, *embedding;
+  PyObject *parameter, *empty, *float32, *embedding, *grid_encoding;
   PyObject *conditions, *variables, *is_intercepted, *plan_of, *grid_of;
 };
 inline PythonObjects python{};
@@ -63,12 +63,12 @@ inline Names names{};
 
 // set_up(exchange, *objects): a capsule with DLPack's exchange functions, then the fields of PythonObjects: torch.Tensor,
 // functions, types and a dtype of torch, and from sinpe_ext the conditions under which calls are intercepted, the function
-// that returns the plan of an encoding, and the one that returns the operands of a grid. Returns whether the exchange
+// that returns the plan of an encoding, and the one that returns the grid of a call. Returns whether the exchange
 // functions can be used.
 inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
   constexpr Py_ssize_t kObjects = sizeof(PythonObjects) / sizeof(PyObject*);
-  if (count != 1 + kObjects || !PyTuple_Check(items[11]) || !PyTuple_Check(items[12])) {
-    PyErr_SetString(PyExc_TypeError, "set_up: expected DLPack's exchange functions in a capsule, and fifteen objects");
+  if (count != 1 + kObjects || !PyTuple_Check(items[12]) || !PyTuple_Check(items[13])) {
+    PyErr_SetString(PyExc_TypeError, "set_up: expected DLPack's exchange functions in a capsule, and sixteen objects");
     return nullptr;
   }
   if (exchange != nullptr) Py_RETURN_TRUE;
@@ -82,8 +82,8 @@ inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
            PyUnicode_InternFromString("clone"),           Py_BuildValue("(s)", "dtype")};
   if (PyErr_Occurred() != nullptr) return nullptr;
   for (Py_ssize_t k = 1; k <= kObjects; ++k) Py_INCREF(items[k]);
-  python = {items[1], items[2],  items[3],  items[4],  items[5],  items[6],  items[7], items[8],
-            items[9], items[10], items[11], items[12], items[13], items[14], items[15]};
+  python = {items[1], items[2],  items[3],  items[4],  items[5],  items[6],  items[7],  items[8],
+            items[9], items[10], items[11], items[12], items[13], items[14], items[15], items[16]};
   exchange = offered;
   Py_RETURN_TRUE;
 }
@@ -191,63 +191,88 @@ inline Plan new_plan(PyObject* encoding, int64_t dim) {
   return made;
 }
 
-// Cache of the operands of the last grids, by the object that was given, the sizes of x and its dtype.
+// Arguments of `add` that determine the layout of a grid in x, and where it starts.
+enum LayoutArgument { kLayoutStart, kLayoutSeqDim, kLayoutChannelDim, kLayoutShape, kLayoutExtra, kLayoutArguments };
+
+// A grid in a tensor x: its operands, and its points as a part of x with the form (batch, rows, columns), rows and columns
+// being points and channels, or, by channels, channels and points. The extra tokens are the first rows of x.
 struct GridPlan {
   PyObject *encoding, *holder;
+  PyObject* layout[kLayoutArguments];
   int32_t rank;
   int dtype;
-  int64_t sizes[SINPE_MAX_RANK];
-  int64_t batch, n_words, n_values;
-  const int64_t* words;
+  int64_t x_sizes[SINPE_MAX_RANK];
+  int64_t n_words, n_values;
+  const int64_t* words;  // null: a grid for the general path
   const void* values;
+  int64_t sizes[3], strides[3], extra;
 };
-constexpr int kGrids = 8;
+
+// Cache of the last grids, by the encoding's object, the layout and the sizes and dtype of x.
+constexpr int kGrids = 16;
 inline GridPlan grids[kGrids];
 inline int next_grid = 0;
 
-inline bool is_for(const GridPlan& grid, PyObject* encoding, const Tensor& x, int dtype) {
+// Whether a value can be compared with others without running code of a subclass: None, an int, or a tuple of ints.
+inline bool is_plain_layout(PyObject* value) {
+  if (!PyTuple_CheckExact(value)) return value == Py_None || PyLong_CheckExact(value);
+  for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(value); ++k) {
+    if (!PyLong_CheckExact(PyTuple_GET_ITEM(value, k))) return false;
+  }
+  return true;
+}
+
+inline bool is_for(const GridPlan& grid, PyObject* encoding, PyObject* const* layout, const Tensor& x, int dtype) {
   bool same = grid.encoding == encoding && grid.rank == x.rank && grid.dtype == dtype;
-  for (int32_t d = 0; same && d < x.rank; ++d) same = grid.sizes[d] == x.sizes[d];
+  for (int32_t d = 0; same && d < x.rank; ++d) same = grid.x_sizes[d] == x.sizes[d];
+  for (int k = 0; same && k < kLayoutArguments; ++k)
+    same = grid.layout[k] == layout[k] || PyObject_RichCompareBool(grid.layout[k], layout[k], Py_EQ) == 1;
   return same;
 }
 
-// The cached operands of a grid; the holder is null if there are none.
-inline GridPlan cached_grid(PyObject* encoding, const Tensor& x, int dtype) {
+// The cached grid; the holder is null if there is none.
+inline GridPlan cached_grid(PyObject* encoding, PyObject* const* layout, const Tensor& x, int dtype) {
   for (const GridPlan& cached : grids) {
-    if (!is_for(cached, encoding, x, dtype)) continue;
+    if (!is_for(cached, encoding, layout, x, dtype)) continue;
     Py_XINCREF(cached.holder);
     return cached;
   }
   return {};
 }
 
-// Gets the operands of a grid for x and caches them. The holder is null if the encoding is not a grid over dimensions
-// of x, or if there is an exception.
-inline GridPlan new_grid(PyObject* encoding, PyObject* object, const Tensor& x, int dtype) {
-  GridPlan made{encoding, nullptr, x.rank, dtype, {}, 0, 0, 0, nullptr, nullptr};
-  for (int32_t d = 0; d < x.rank; ++d) made.sizes[d] = x.sizes[d];
-  PyObject* found = PyObject_CallFunctionObjArgs(python.grid_of, encoding, object, nullptr);
-  if (found != nullptr && PyTuple_Check(found) && PyTuple_GET_SIZE(found) == 6) {
-    const auto at = [found](Py_ssize_t k) { return PyTuple_GET_ITEM(found, k); };
-    made.words = static_cast<const int64_t*>(PyLong_AsVoidPtr(at(1)));
-    made.n_words = PyLong_AsLongLong(at(2));
-    made.values = PyLong_AsVoidPtr(at(3));
-    made.n_values = PyLong_AsLongLong(at(4));
-    made.batch = PyLong_AsLongLong(at(5));
+// Gets the grid of a call and caches it, or that it is one for the general path. The holder is null if there is an
+// exception.
+inline GridPlan new_grid(PyObject* encoding, PyObject* const* layout, PyObject* given, const Tensor& x, int dtype) {
+  GridPlan made{};
+  made.encoding = encoding, made.rank = x.rank, made.dtype = dtype;
+  for (int32_t d = 0; d < x.rank; ++d) made.x_sizes[d] = x.sizes[d];
+  made.holder = PyObject_CallOneArg(python.grid_of, given);
+  if (made.holder != nullptr && made.holder != Py_None) {
+    PyObject* tensors;
+    unsigned long long words = 0, values = 0;
+    long long numbers[9] = {};
+    long long* n = numbers;
+    if (PyArg_ParseTuple(made.holder, "OKLKL(LLL)(LLL)L", &tensors, &words, n, &values, n + 1, n + 2, n + 3, n + 4,
+                         n + 5, n + 6, n + 7, n + 8) == 0) {
+      Py_CLEAR(made.holder);
+    }
+    made.words = reinterpret_cast<const int64_t*>(words);
+    made.values = reinterpret_cast<const void*>(values);
+    made.n_words = n[0], made.n_values = n[1];
+    for (int d = 0; d < 3; ++d) made.sizes[d] = n[2 + d], made.strides[d] = n[5 + d];
+    made.extra = n[8];
   }
-  if (PyErr_Occurred() != nullptr || made.words == nullptr) {
-    Py_XDECREF(found);
-    return {};
-  }
-  made.holder = found;
+  if (made.holder == nullptr) return {};
   Py_INCREF(encoding);
-  Py_INCREF(found);
+  Py_INCREF(made.holder);
+  for (int k = 0; k < kLayoutArguments; ++k) made.layout[k] = Py_NewRef(layout[k]);
   GridPlan& slot = grids[next_grid];
   next_grid = (next_grid + 1) % kGrids;
   const GridPlan old = slot;
   slot = made;
   Py_XDECREF(old.encoding);
   Py_XDECREF(old.holder);
+  for (PyObject* object : old.layout) Py_XDECREF(object);
   return made;
 }
 
@@ -277,15 +302,45 @@ inline bool is_int(PyObject* value, long wanted) {
   return PyLong_CheckExact(value) && PyLong_AsLong(value) == wanted && (wanted != -1 || PyErr_Occurred() == nullptr);
 }
 
-// Whether the arguments describe scale * x + alpha * PE only: no dropout, no grid, default dimensions.
+// Whether the arguments describe scale * x + alpha * PE only, without dropout.
 inline bool is_plain(PyObject* given) {
   const auto at = [given](Argument argument) { return PyTuple_GET_ITEM(given, argument); };
-  const bool plain = at(kSeed) == Py_None && at(kGrid) == Py_None && PyFloat_CheckExact(at(kScale)) &&
-                     (PyFloat_CheckExact(at(kAlpha)) || has_type(at(kAlpha), python.tensor)) &&
-                     PyFloat_CheckExact(at(kDropout)) && PyFloat_AS_DOUBLE(at(kDropout)) == 0.0 &&
-                     is_int(at(kSeqDim), -2) && is_int(at(kChannelDim), -1) && is_int(at(kExtra), 0);
+  return at(kSeed) == Py_None && PyFloat_CheckExact(at(kScale)) &&
+         (PyFloat_CheckExact(at(kAlpha)) || has_type(at(kAlpha), python.tensor)) && PyFloat_CheckExact(at(kDropout)) &&
+         PyFloat_AS_DOUBLE(at(kDropout)) == 0.0;
+}
+
+// Whether x is a sequence, (..., S, C) or, if `is_first`, (S, B, C); sets *extra to the number of its extra tokens.
+inline bool is_sequence(PyObject* given, int32_t rank, bool* is_first, int64_t* extra) {
+  PyObject *seq_dim = PyTuple_GET_ITEM(given, kSeqDim), *tokens = PyTuple_GET_ITEM(given, kExtra);
+  *extra = PyLong_CheckExact(tokens) ? PyLong_AsLongLong(tokens) : -1;
+  const bool is_0 = is_int(seq_dim, 0);
+  *is_first = is_0 && rank == 3;
+  PyObject* channel_dim = PyTuple_GET_ITEM(given, kChannelDim);
+  const bool is = ((is_0 && rank < 4) || is_int(seq_dim, -2) || is_int(seq_dim, rank - 2)) &&
+                  (is_int(channel_dim, -1) || is_int(channel_dim, rank - 1)) &&
+                  PyTuple_GET_ITEM(given, kGrid) == Py_None && *extra >= 0;
   PyErr_Clear();  // raised for an int that does not fit long
-  return plain;
+  return is;
+}
+
+// Whether the arguments may describe a grid that starts at fixed coordinates; sets `layout`.
+inline bool may_be_grid(PyObject* given, PyObject** layout) {
+  const auto at = [given](Argument argument) { return PyTuple_GET_ITEM(given, argument); };
+  const bool is_name = PyUnicode_CheckExact(at(kEncoding));
+  if ((!is_name && !has_type(at(kEncoding), python.grid_encoding)) || at(kPositions) != Py_None ||
+      at(kMask) != Py_None || !PyFloat_CheckExact(at(kAlpha)) || PyFloat_AS_DOUBLE(at(kAlpha)) != 1.0) {
+    return false;
+  }
+  layout[kLayoutStart] = at(kStart);
+  layout[kLayoutSeqDim] = at(kSeqDim);
+  layout[kLayoutChannelDim] = at(kChannelDim);
+  layout[kLayoutShape] = at(kGrid);
+  layout[kLayoutExtra] = at(kExtra);
+  for (int k = 0; k < kLayoutArguments; ++k) {
+    if (!is_plain_layout(layout[k])) return false;
+  }
+  return true;
 }
 
 // The int that a method returns, or -1. Releases `object` if `steals`.
@@ -377,8 +432,9 @@ inline bool are_alike(const Tensor& a, const Tensor& b) {
   return alike;
 }
 
-// x in the form of sinpe_add: (batch, middle, rows, dim), contiguous like out.
-inline sinpe_add_arguments arguments_of(const Tensor& x, const Tensor& out, int dtype) {
+// x in the form of sinpe_add: (batch, middle, rows, dim), contiguous like out; x is (rows, batch, dim) if
+// `is_sequence_first`.
+inline sinpe_add_arguments arguments_of(const Tensor& x, const Tensor& out, int dtype, bool is_sequence_first = false) {
   sinpe_add_arguments a{};
   a.rank = 4;
   a.sizes[0] = x.rank > 2 ? x.sizes[0] : 1;
@@ -389,6 +445,12 @@ inline sinpe_add_arguments arguments_of(const Tensor& x, const Tensor& out, int 
   for (int d = 3; d >= 0; --d) {
     a.x_strides[d] = a.out_strides[d] = step;
     step *= a.sizes[d];
+  }
+  if (is_sequence_first) {
+    const int64_t rows = x.sizes[0], batch = x.sizes[1], dim = x.sizes[2];
+    a.sizes[0] = batch, a.sizes[2] = rows;
+    a.x_strides[0] = a.x_strides[1] = a.out_strides[0] = a.out_strides[1] = dim;
+    a.x_strides[2] = a.out_strides[2] = batch * dim;
   }
   a.x = x.data;
   a.out = out.data;
@@ -492,25 +554,30 @@ inline bool set_rows(const Rows& rows, int64_t own_start, int64_t bytes, sinpe_a
   return set_alpha(rows.alpha, bytes, a);
 }
 
-// Whether x, the encoding and scale are the only arguments, as is required for a grid.
-inline bool is_bare(PyObject* given) {
-  PyObject* alpha = PyTuple_GET_ITEM(given, kAlpha);
-  const bool bare = is_int(PyTuple_GET_ITEM(given, kStart), 0) && PyTuple_GET_ITEM(given, kPositions) == Py_None &&
-                    PyTuple_GET_ITEM(given, kMask) == Py_None && PyFloat_CheckExact(alpha) &&
-                    PyFloat_AS_DOUBLE(alpha) == 1.0;
-  PyErr_Clear();  // raised for an int that does not fit long
-  return bare;
+// add behind `extra` rows of extra tokens, which get scale * x only: `add` is called with the arguments for the other rows.
+// `row` is the dimension of rows in `a`.
+template <class Add>
+bool add_behind(int64_t extra, int row, sinpe_add_arguments a, const Add& add) {
+  const int64_t bytes = a.dtype == SINPE_FLOAT64 ? 8 : a.dtype == SINPE_FLOAT32 ? 4 : 2;
+  const int64_t offset = extra * a.x_strides[row] * bytes;
+  sinpe_add_arguments front = a;
+  front.sizes[row] = extra;
+  a.sizes[row] -= extra;
+  a.x = static_cast<const char*>(a.x) + offset;
+  a.out = static_cast<char*>(a.out) + offset;
+  return add(a) &&
+         (extra == 0 || sinpe_dropout(&front) == SINPE_OK);  // only the first can fail; nothing is written then
 }
 
-// Makes the points of a grid the rows.
-inline void set_grid(PyObject* given, int64_t batch, sinpe_add_arguments* a) {
-  const int64_t dim = a->sizes[3], points = a->sizes[0] * a->sizes[1] * a->sizes[2] / batch;
+// The points of a grid as the rows and channels, extra tokens included.
+inline void set_grid(const GridPlan& grid, PyObject* scale, sinpe_add_arguments* a) {
   a->rank = 3;
-  a->sizes[0] = batch, a->sizes[1] = points, a->sizes[2] = dim;
-  a->x_strides[0] = a->out_strides[0] = points * dim;
-  a->x_strides[1] = a->out_strides[1] = dim;
-  a->x_strides[2] = a->out_strides[2] = 1;
-  a->scale = PyFloat_AS_DOUBLE(PyTuple_GET_ITEM(given, kScale));
+  for (int d = 0; d < 3; ++d) {
+    a->sizes[d] = grid.sizes[d];
+    a->x_strides[d] = a->out_strides[d] = grid.strides[d];
+  }
+  a->sizes[1] += grid.extra;
+  a->scale = PyFloat_AS_DOUBLE(scale);
 }
 
 // Increments the version of a tensor that was written to, and returns it; null with an exception.
@@ -539,32 +606,36 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (!has_values(object, true) || !(is_new || is_writable(result))) return use_general_path();
   const auto at = [given](Argument argument) { return PyTuple_GET_ITEM(given, argument); };
   const Rows rows{at(kStart), at(kPositions), at(kMask), at(kScale), at(kAlpha)};
-  // The result is then a copy recorded by torch, whose gradient is the same as that of x + PE: d x = d out.
-  const bool learns = needs_grad(object);
-  const bool can_learn = is_new && PyFloat_AS_DOUBLE(rows.scale) == 1.0 && !needs_grad(rows);
+  // The result is then a copy of x, or scale * x, recorded by torch, whose gradient is that of the sum.
+  const bool learns = needs_grad(object), has_scale = PyFloat_AS_DOUBLE(rows.scale) != 1.0;
+  const bool can_learn = is_new && !needs_grad(rows);
   if (PyErr_Occurred() != nullptr || (learns && !can_learn)) return use_general_path();
   Tensor x, out;
   int dtype = dtype_of(object, &x);
   if (dtype < 0) Py_RETURN_NONE;
-  PyObject* encoding = PyTuple_GET_ITEM(given, kEncoding);
-  Plan plan = cached_plan(encoding, x.sizes[x.rank - 1]);
-  const bool may_be_grid = plan.holder == nullptr && is_bare(given);
+  PyObject *encoding = at(kEncoding), *layout[kLayoutArguments];
+  bool is_sequence_first;
+  int64_t extra;
+  const bool may_be_sequence = is_sequence(given, x.rank, &is_sequence_first, &extra);
+  const bool is_grid = may_be_grid(given, layout);
+  Plan plan{};
   GridPlan grid{};
-  if (may_be_grid) grid = cached_grid(encoding, x, dtype);
+  if (may_be_sequence) plan = cached_plan(encoding, x.sizes[x.rank - 1]);
+  if (is_grid && plan.holder == nullptr) grid = cached_grid(encoding, layout, x, dtype);
   const bool is_fresh = plan.holder == nullptr && grid.holder == nullptr;
-  if (is_fresh) plan = new_plan(encoding, x.sizes[x.rank - 1]);
-  if (is_fresh && may_be_grid && plan.holder == nullptr && PyErr_Occurred() == nullptr)
-    grid = new_grid(encoding, object, x, dtype);
+  if (is_fresh && may_be_sequence) plan = new_plan(encoding, x.sizes[x.rank - 1]);
+  if (is_fresh && is_grid && plan.holder == nullptr && PyErr_Occurred() == nullptr)
+    grid = new_grid(encoding, layout, given, x, dtype);
   const Reference holder{plan.holder != nullptr ? plan.holder : grid.holder};
-  if (holder.object == nullptr) return use_general_path();
+  if (holder.object == nullptr || (plan.holder == nullptr && grid.words == nullptr)) return use_general_path();
   if (is_fresh) {
     dtype = dtype_of(object, &x);  // again: other threads may have run in between
-    if (dtype < 0 || (grid.holder != nullptr && !is_for(grid, encoding, x, dtype))) Py_RETURN_NONE;
+    if (dtype < 0 || (grid.holder != nullptr && !is_for(grid, encoding, layout, x, dtype))) Py_RETURN_NONE;
   }
   const int64_t elements = count_elements(x), size = elements * (x.bits / 8);
   if (learns) {
     if (!is_within_storage(object, x, elements)) return use_general_path();
-    result = PyObject_CallMethodNoArgs(object, names.clone);
+    result = has_scale ? PyNumber_Multiply(object, rows.scale) : PyObject_CallMethodNoArgs(object, names.clone);
   } else {
     result = is_new ? PyObject_CallOneArg(python.empty_like, object) : Py_NewRef(result);
   }
@@ -574,12 +645,19 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
                     is_within_storage(object, x, elements) && (is_new || is_within_storage(result, out, elements));
   bool done = false;
   if (fits) {
-    sinpe_add_arguments a = arguments_of(learns ? out : x, out, dtype);  // a copy has the values of x
+    sinpe_add_arguments a = arguments_of(x, out, dtype, plan.holder != nullptr && is_sequence_first);
     if (grid.holder != nullptr) {
-      set_grid(given, grid.batch, &a);
-      done = sinpe_add_grid(grid.words, grid.n_words, grid.values, grid.n_values, &a) == SINPE_OK;
-    } else {
-      done = set_rows(rows, plan.start, size, &a) && sinpe_add(plan.plan, plan.n_words, &a) == SINPE_OK;
+      set_grid(grid, rows.scale, &a);
+      done = add_behind(grid.extra, 1, a, [&](const sinpe_add_arguments& points) {
+        return sinpe_add_grid(grid.words, grid.n_words, grid.values, grid.n_values, &points) == SINPE_OK;
+      });
+    } else if (extra < a.sizes[2]) {
+      a.sizes[2] -= extra;  // positions and padding_mask do not include the extra tokens
+      done = set_rows(rows, plan.start, size, &a);
+      a.sizes[2] += extra;
+      done = done && add_behind(extra, 2, a, [&](const sinpe_add_arguments& others) {
+               return sinpe_add(plan.plan, plan.n_words, &others) == SINPE_OK;
+             });
     }
   }
   if (!done) {
@@ -674,7 +752,7 @@ inline bool is_plain_embed(PyObject* given) {
                      PyFloat_CheckExact(at(kIdDropout)) && PyFloat_AS_DOUBLE(at(kIdDropout)) == 0.0 &&
                      (padding_idx == Py_None || PyLong_CheckExact(padding_idx)) &&
                      (sparse == Py_True || sparse == Py_False) && at(kEncodePadding) == Py_True &&
-                     is_int(at(kIdSeqDim), -1);
+                     (is_int(at(kIdSeqDim), -1) || is_int(at(kIdSeqDim), 0));
   PyErr_Clear();  // raised for an int that does not fit long
   return plain;
 }
@@ -739,11 +817,12 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (PyErr_Occurred() != nullptr || (learns && !can_learn)) return use_general_path();
   Tensor ids, weight, out;
   int64_t padding_row = -1;
+  const bool is_sequence_first = is_int(at(kIdSeqDim), 0);
   const auto operands = [&] {
     return describe(at(kIds), &ids) && ids.kind == kInt && ids.bits == 64 && ids.rank > 0 &&
-           ids.rank + 1 < SINPE_MAX_RANK && count_elements(ids) > 0 && describe(at(kWeight), &weight) &&
-           weight.rank == 2 && float_type(weight) >= 0 && weight.sizes[0] > 0 && weight.sizes[1] > 0 &&
-           weight.strides[0] >= 0 && (weight.strides[1] == 1 || weight.sizes[1] == 1) &&
+           ids.rank + 1 < SINPE_MAX_RANK && (!is_sequence_first || ids.rank < 3) && count_elements(ids) > 0 &&
+           describe(at(kWeight), &weight) && weight.rank == 2 && float_type(weight) >= 0 && weight.sizes[0] > 0 &&
+           weight.sizes[1] > 0 && weight.strides[0] >= 0 && (weight.strides[1] == 1 || weight.sizes[1] == 1) &&
            (!learns || has_gradient_of_torch(weight, ids)) &&
            get_padding_row(at(kPaddingIdx), weight.sizes[0], &padding_row) &&
            is_within_storage(at(kIds), ids, count_elements(ids)) &&
@@ -763,10 +842,13 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (dtype >= 0 && operands() && float_type(weight) == dtype && weight.sizes[1] == dim &&
       count_elements(ids) * dim == count_elements(out)) {
     sinpe_embed_arguments e{};
-    e.add = arguments_of(out, out, dtype);
+    const bool is_transposed = is_sequence_first && ids.rank == 2;
+    e.add = arguments_of(out, out, dtype, is_transposed);
     e.add.x = weight.data;
     e.ids = static_cast<const int64_t*>(ids.data);
-    e.id_strides[0] = e.add.sizes[1] * e.add.sizes[2], e.id_strides[1] = e.add.sizes[2], e.id_strides[2] = 1;
+    e.id_strides[0] = is_transposed ? 1 : e.add.sizes[1] * e.add.sizes[2];
+    e.id_strides[1] = e.add.sizes[2];
+    e.id_strides[2] = is_transposed ? e.add.sizes[0] : 1;
     e.num_embeddings = weight.sizes[0];
     e.weight_stride = weight.sizes[0] > 1 ? weight.strides[0] : dim;
     const int64_t bytes = count_elements(out) * (out.bits / 8);

@@ -187,7 +187,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         places = self.grid_shape if grid_shape is None else grid_shape
         given = (x, self.encoding, positions, start, self.scale, self.alpha, padding_mask,
                  seq_dim, self.channel_dim, p, seed, places, self.extra_tokens)  # fmt: skip
-        is_limited = self.max_len is not None and (positions is not None or not self._is_within(x, start))
+        is_limited = self.max_len is not None and (positions is not None or not self._is_within(x, start, seq_dim))
         encoded = None if is_limited else small.call("add", given, None)
         if encoded is None:
             call = add_call(AddArguments(*given))
@@ -196,9 +196,9 @@ class SinusoidalPositionalEncoding(nn.Module):
             encoded = call.result()
         return encoded if others is None else others(encoded)
 
-    def _is_within(self, x: Any, start: Any) -> bool:
-        """Whether x is an ordinary (..., S, D) tensor and max_len allows all its rows, decided without reading data."""
-        return type(x) is Tensor and x.dim() > 1 and shared.is_within(start, x.shape[-2], self.max_len or 0)
+    def _is_within(self, x: Any, start: Any, seq_dim: int) -> bool:
+        """Whether x is an ordinary tensor and max_len allows all its rows, decided without reading data."""
+        return type(x) is Tensor and x.dim() > 1 and shared.is_within(start, x.shape[seq_dim], self.max_len or 0)
 
     def extra_repr(self) -> str:
         parts = shared.repr_parts(self)
@@ -355,10 +355,10 @@ class SinusoidalEmbedding(nn.Embedding):
             return shared.record_fx_call(self, ids, **options)
         shared.check_required_positions(self, ids, positions)
         p, others = shared.rate(self._modules.get("dropout"))
+        seq_dim = -1 if self.batch_first else 0
         given = (ids, self.weight, self.encoding, positions, start, self.scale, self.alpha, p, seed,
-                 self.padding_idx, padding_mask, self.sparse, self.encode_padding,
-                 -1 if self.batch_first else 0)  # fmt: skip
-        is_limited = self.max_len is not None and (positions is not None or not self._is_within(ids, start))
+                 self.padding_idx, padding_mask, self.sparse, self.encode_padding, seq_dim)  # fmt: skip
+        is_limited = self.max_len is not None and (positions is not None or not self._is_within(ids, start, seq_dim))
         encoded = None if is_limited else small.call("embed", given)
         if encoded is None:
             call = embed_call(EmbedArguments(*given))
@@ -367,9 +367,9 @@ class SinusoidalEmbedding(nn.Embedding):
             encoded = call.result()
         return encoded if others is None else others(encoded)
 
-    def _is_within(self, ids: Any, start: Any) -> bool:
+    def _is_within(self, ids: Any, start: Any, seq_dim: int) -> bool:
         """Whether max_len allows all positions of the ids, decided without reading data."""
-        return type(ids) is Tensor and ids.dim() > 0 and shared.is_within(start, ids.shape[-1], self.max_len or 0)
+        return type(ids) is Tensor and ids.dim() > 0 and shared.is_within(start, ids.shape[seq_dim], self.max_len or 0)
 
     def extra_repr(self) -> str:
         bare = [] if self.encode_padding else ["encode_padding=False"]

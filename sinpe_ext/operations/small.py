@@ -16,6 +16,7 @@ from .. import torch_state
 from ..backend import loader
 from ..encodings import resolve
 from ..encodings.encoding import Encoding
+from ..encodings.grid import GridEncoding
 from ..reference.tiles import accumulation
 from . import grid_rows
 from .add import AddArguments
@@ -51,21 +52,32 @@ def _plan(given: Any, dim: int) -> tuple[Tensor, int, int, int] | None:
     return packed_plan, packed_plan.data_ptr(), packed_plan.numel(), given.start
 
 
-def _grid(given: Any, x: Tensor) -> tuple[Any, int, int, int, int, int] | None:
-    """The operands of a grid whose axes are dimensions of x, all from 0 on: (the tensors, address and number of
-    elements of the packed grid, the same of the rows of its axes, number of samples)."""
+def _grid(given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """The grid of a call of `add` with a contiguous x: (the tensors, address and number of elements of the packed grid,
+    the same of the rows of its axes, sizes and strides of its points in x, as a tensor of three dimensions, number of
+    extra tokens, which are the first rows of x); None for the general path."""
+    arguments = AddArguments(*given)
     try:
-        if not resolve.is_grid(given):
+        if not resolve.is_grid(arguments.encoding):
             return None
-        call = GridAdd(AddArguments(x, given))
-    except (TypeError, ValueError, RuntimeError):  # the general path raises it again
+        call = GridAdd(arguments)
+    except (IndexError, TypeError, ValueError, RuntimeError):  # the general path raises it again
         return None
-    if call.is_single_encoding or call.form.is_flat or not call.has_kernel:
+    x, form, points = call.x, call.form, call.form.canonical(call.x)
+    by_channels = points.stride(-1) != 1 == points.stride(-2)
+    is_supported = call.has_kernel and not call.is_single_encoding and form.points and not (form.extra and by_channels)
+    if not is_supported or (form.extra and form.rows_at[0] != x.dim() - 2):
         return None
-    lengths, acc = tuple(call.form.lengths), accumulation(x.dtype)
-    packed = grid_rows.pack_grid(call.grid, lengths, False, x.device)
-    rows = grid_rows.values(call.grid, lengths, call.starts, acc, x.device, None, False)
-    return (packed, rows), packed.data_ptr(), packed.numel(), rows.data_ptr(), rows.numel(), call.form.batch
+    points = points.transpose(-1, -2) if by_channels else points
+    try:
+        points = points.view(-1, *points.shape[-2:])
+    except RuntimeError:  # its samples are not evenly spaced
+        return None
+    lengths = tuple(form.lengths)
+    packed = grid_rows.pack_grid(call.grid, lengths, by_channels, x.device)
+    rows = grid_rows.values(call.grid, lengths, call.starts, accumulation(x.dtype), x.device, None, by_channels)
+    operands = packed.data_ptr(), packed.numel(), rows.data_ptr(), rows.numel()
+    return (packed, rows), *operands, tuple(points.shape), points.stride(), form.extra
 
 
 def set_up(module: Any) -> bool:
@@ -82,6 +94,7 @@ def set_up(module: Any) -> bool:
         torch.empty,
         torch.float32,
         torch.embedding,
+        GridEncoding,
     )
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     conditions = torch_state.CONDITIONS, torch_state.VARIABLES, torch_state.is_intercepted

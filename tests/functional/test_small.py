@@ -30,6 +30,15 @@ PLAIN = [
     {"scale": 2.5},
     {"scale": float("nan")},
 ]
+ADD_PLAIN = [
+    *PLAIN,
+    {"seq_dim": 0},
+    {"seq_dim": 0, "start": 5, "scale": 0.5, "encoding": sinpe.Encoding(8, start=-3)},
+    {"seq_dim": 1, "channel_dim": 2},
+    {"extra_tokens": 1, "scale": 0.5},
+    {"extra_tokens": 1, "encoding": "t2t", "seq_dim": 0, "start": 5},
+    {"extra_tokens": 2, "start": -(2**61)},
+]
 ROWS = [
     {"positions": torch.arange(3)},
     {"positions": torch.tensor([[5, 0, -7], [2**62, 9, 9]])},
@@ -44,6 +53,13 @@ ROWS = [
     {"padding_mask": MASK},
     {"padding_mask": torch.tensor([[True, False, True], [False, False, True]]), "start": 9, "scale": -0.0},
     {"padding_mask": torch.tensor([[False], [True]]).expand(2, 3), "encoding": "t2t"},
+]
+LAYOUTS = [  # with other numbers of rows than ROWS
+    {"seq_dim": 0, "positions": torch.tensor([[1, 2], [7, 0], [-5, 9]]), "padding_mask": MASK[:, None].expand(3, 2)},
+    {"seq_dim": 0, "start": torch.tensor([2**61, -3, 4])},
+    {"extra_tokens": 1, "positions": torch.tensor([3, -1]), "padding_mask": MASK[1:]},
+    {"extra_tokens": 2, "start": torch.tensor([2**61, -3])},
+    {"extra_tokens": 1, "seq_dim": 0, "positions": torch.tensor([[5], [7], [0]])},
 ]
 ROW_OTHERS = [  # of add and embed
     {"positions": torch.arange(3), "start": 1},
@@ -75,12 +91,16 @@ OTHERS = [
     {"dropout": 0.5, "seed": 1},
     {"dropout": 1.0},
     {"seed": 1},
-    {"seq_dim": 0},
     {"channel_dim": 1, "seq_dim": 2, "encoding": 3},
     {"encoding": 8},
-    {"encoding": "mae2d", "grid_shape": (1, 3)},
-    {"extra_tokens": 1},
+    {"encoding": "mae2d", "grid_shape": (2, 3), "alpha": 0.5},
+    {"encoding": "mae2d", "grid_shape": [1, 3]},
+    {"extra_tokens": 3},
+    {"extra_tokens": -1},
+    {"extra_tokens": 2**70},
     {"extra_tokens": False},
+    {"seq_dim": 0.0},
+    {"seq_dim": 2},
     {"encoding": sinpe.Encoding(8, angle="float32_exp")},
 ]
 
@@ -106,7 +126,7 @@ def fail_general(*_: object) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("arguments", PLAIN)
+@pytest.mark.parametrize("arguments", ADD_PLAIN)
 def test_fast_path_is_bitwise_equal(arguments, dtype, monkeypatch) -> None:
     x = some(dtype)
     want = add_general(x, monkeypatch, **arguments)
@@ -149,7 +169,27 @@ def test_gradient_of_x(arguments, dtype, monkeypatch) -> None:
         assert not sinpe.add(x, **arguments).requires_grad
 
 
-@pytest.mark.parametrize("arguments", [{"scale": 2.0}, {"alpha": torch.tensor(0.5, requires_grad=True)}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"encoding": "mae2d"}, {"extra_tokens": 1}, {"seq_dim": 0}],
+    ids=lambda arguments: "-".join(arguments),
+)
+def test_gradient_of_scaled_x(arguments, dtype, monkeypatch) -> None:
+    x = some(dtype).reshape(2, 3, 2, 4) if "encoding" in arguments else some(dtype)
+    x, grad = x.requires_grad_(), torch.randn(x.shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+    for scale in (0.3, 8**0.5, -0.0, float("inf")):
+        want = add_general(x, monkeypatch, scale=scale, **arguments)
+        (of_want,) = torch.autograd.grad(want, x, grad)
+        with monkeypatch.context() as patched:
+            patched.setattr(functional, "add_call", fail_general)
+            got = sinpe.add(x, scale=scale, **arguments)
+            (of_got,) = torch.autograd.grad(got, x, grad)
+        assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+        assert torch.equal(of_got.view(torch.uint8), of_want.view(torch.uint8))
+
+
+@pytest.mark.parametrize("arguments", [{"alpha": torch.tensor(0.5, requires_grad=True)}])
 def test_other_gradients_take_the_general_path(arguments, monkeypatch) -> None:
     x = some().requires_grad_()
     monkeypatch.setattr(functional, "add_call", fail_general)
@@ -165,6 +205,28 @@ def test_other_arguments_take_the_general_path(arguments, monkeypatch) -> None:
     for call in (sinpe.add, sinpe.add_, lambda x, **rest: sinpe.add(x, out=x, **rest)):
         with pytest.raises(AssertionError, match="general path taken"):
             call(some(), **arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("arguments", LAYOUTS, ids=lambda arguments: "-".join(arguments))
+def test_rows_of_other_layouts(arguments, dtype, monkeypatch) -> None:
+    x = some(dtype)
+    want = add_general(x, monkeypatch, alpha=0.5, scale=3.0, **arguments)
+    monkeypatch.setattr(functional, "add_call", fail_general)
+    out, same = torch.full_like(x, float("nan")), x.clone()
+    assert sinpe.add(x, alpha=0.5, scale=3.0, out=out, **arguments) is out
+    assert sinpe.add_(same, alpha=0.5, scale=3.0, **arguments) is same
+    for got in (sinpe.add(x, alpha=0.5, scale=3.0, **arguments), out, same):
+        assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+
+
+def test_a_refused_call_leaves_x_as_it_is() -> None:
+    """Extra tokens are scaled after the rows, whose arguments a kernel may still refuse."""
+    x = some()
+    for arguments in ({"start": torch.tensor([2**63 - 1, 0])}, {"positions": torch.arange(3)}):
+        with pytest.raises(ValueError, match="start|positions"):
+            sinpe.add_(x, extra_tokens=1, scale=2.0, **arguments)
+        assert torch.equal(x, some())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -267,6 +329,50 @@ def test_small_grids(name, dtype, monkeypatch) -> None:
             assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
 
 
+GRID_LAYOUTS = {
+    "start": {"start": -1},
+    "starts": {"start": (3, 2**40)},
+    "grid_shape of dimensions": {"grid_shape": (3, 4)},
+    "flattened": {"flat": (2, 12, 16), "grid_shape": (3, 4)},
+    "flattened, no batch": {"flat": (12, 32), "grid_shape": (3, 4)},
+    "flattened, sequence first": {"flat": (12, 2, 16), "grid_shape": (3, 4), "seq_dim": 0},
+    "channels first": {"flat": (2, 16, 3, 4), "channel_dim": 1, "start": (1, 0)},
+    "channels first, no batch": {"flat": (32, 3, 4), "channel_dim": 0, "grid_shape": (3, 4)},
+    "channels first, flattened": {"flat": (2, 16, 12), "channel_dim": 1, "seq_dim": 2, "grid_shape": (3, 4)},
+    "extra tokens": {"flat": (2, 12, 16), "grid_shape": (5, 2), "extra_tokens": 2, "start": 9},
+    "more dimensions": {"flat": (1, 2, 3, 4, 16)},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", GRID_LAYOUTS)
+def test_small_grids_of_other_layouts(name, dtype, monkeypatch) -> None:
+    arguments = dict(GRID_LAYOUTS[name])
+    shape = arguments.pop("flat", (2, 3, 4, 16))
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    call: dict[str, Any] = {"encoding": "mae2d", "scale": 0.5, **arguments}
+    want = add_general(x, monkeypatch, **call)
+    monkeypatch.setattr(functional, "add_call", fail_general)
+    for _ in range(2):  # the second time with cached operands
+        out, same = torch.full_like(x, float("nan")), x.clone()
+        assert sinpe.add(x, out=out, **call) is out and sinpe.add_(same, **call) is same
+        for got in (sinpe.add(x, **call), out, same):
+            assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+
+
+def test_small_grids_of_changing_layouts(monkeypatch) -> None:
+    """The same object and shape with arguments in turn, more of them than the cache holds."""
+    x, grid = torch.randn(2, 8, 8), sinpe.convention("mae2d", 8)
+    calls: list[dict[str, Any]] = [{"start": start} for start in (0, 1, 2, (0, 1), (1, 0), (2**40, 0), -1, -5)]
+    calls += [{"start": start, "extra_tokens": 2, "grid_shape": (2, 3)} for start in (0, 1, (0, 1))]
+    calls += [{"channel_dim": 1, "seq_dim": 2, "start": start} for start in (0, 3, (3, 1))]
+    for arguments in calls * 2:
+        call = {"grid_shape": (2, 4), **arguments}
+        with monkeypatch.context() as patched:
+            want = add_general(x, patched, encoding=grid, **call)
+        assert torch.equal(sinpe.add(x, grid, **call), want)
+
+
 def test_small_grids_of_changing_sizes(monkeypatch) -> None:
     """More than the cache holds; sizes with the same number of points; the same object for two dtypes."""
     grid = sinpe.convention("mae2d", 8)
@@ -282,17 +388,17 @@ def test_small_grids_of_changing_sizes(monkeypatch) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"start": 1},
-        {"start": (1, 2)},
+        {"start": [1, 2]},
+        {"start": True},
         {"start": torch.tensor([1, 2])},
         {"padding_mask": torch.zeros(3, 4, dtype=torch.bool)},
         {"positions": torch.zeros(3, 4, 2)},
         {"alpha": 0.5},
         {"alpha": torch.tensor(0.5)},
         {"dropout": 0.5},
-        {"grid_shape": (3, 4)},
+        {"grid_shape": (3, 5)},
         {"extra_tokens": 1},
-        {"channel_dim": 1},
+        {"channel_dim": 2},
         {"seq_dim": 1},
     ],
     ids=lambda arguments: "-".join(arguments),
@@ -306,7 +412,7 @@ def test_other_calls_with_a_grid_take_the_general_path(arguments, monkeypatch) -
     with pytest.raises(AssertionError, match="general path taken"):
         sinpe.add(x.movedim(1, 2), grid)  # not contiguous
     with pytest.raises(AssertionError, match="general path taken"):
-        sinpe.add(x.requires_grad_(), grid, scale=2.0)
+        sinpe.add(x.requires_grad_(), grid, alpha=2.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -740,7 +846,7 @@ EMBED_OTHERS = [
     {"padding_idx": 0, "encode_padding": False},
     {"padding_idx": 20},
     {"sparse": 1},
-    {"seq_dim": 0},
+    {"seq_dim": -2},
     {"encoding": 8},
     {"encoding": sinpe.Encoding(8, angle="float32_exp")},
 ]
@@ -779,6 +885,26 @@ def test_embed_is_bitwise_equal(shape, arguments, dtype, monkeypatch) -> None:
             got = sinpe.embed(rows, weight, padding_idx=3, **arguments)
         assert type(got) is torch.Tensor and got.is_contiguous() and got.shape == (*shape, 8)
         assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"start": torch.tensor([5, -(2**61)])}, {"positions": torch.tensor([[1, 2, 3], [9, 0, 4]]), "scale": 3.0}],
+    ids=lambda a: "-".join(a),
+)
+def test_embed_with_the_sequence_first(arguments, dtype, monkeypatch) -> None:
+    ids, weight = torch.tensor([[3, 1], [0, 2], [3, 3]]), torch.randn(4, 8).to(dtype)
+    for rows in (ids, ids[:, 0].contiguous()):
+        if rows.dim() == 1 and arguments:
+            continue
+        with monkeypatch.context() as patched:
+            patched.setattr(plain, "call", lambda *_: None)
+            want = sinpe.embed(rows, weight, seq_dim=0, **arguments)
+        with monkeypatch.context() as patched:
+            patched.setattr(functional, "embed_call", fail_general)
+            got = sinpe.embed(rows, weight, seq_dim=0, **arguments)
+        assert got.shape == (*rows.shape, 8) and torch.equal(got.view(torch.uint8), want.view(torch.uint8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
