@@ -88,8 +88,41 @@ def embed_dropout(f: Fixture) -> Calls:
     return lambda: sinpe.embed(f.ids, f.weight, scale=2.0, dropout=P), lambda: functional.dropout(eager(), P)
 
 
+def sequence_first(f: Fixture) -> Calls:
+    x = f.x.transpose(0, 1).contiguous()
+    return lambda: sinpe.add(x, seq_dim=0, start=AT), lambda: x + f.row().unsqueeze(1)
+
+
+def extra_tokens(f: Fixture) -> Calls:
+    """A class token and one row."""
+    x, pe = f.x.reshape(BATCH // 2, 2, DIM), functional.pad(f.pe[:1], (0, 0, 1, 0))
+    return lambda: sinpe.add(x, extra_tokens=1), lambda: x + pe
+
+
 def grid(f: Fixture) -> Calls:
     return lambda: sinpe.add(f.image, "mae2d"), lambda: f.image + f.grid
+
+
+def grid_start(f: Fixture) -> Calls:
+    pe = sinpe.table((HEIGHT, WIDTH), "mae2d", dim=CHANNELS, start=(3, 5), device=f.x.device)
+    return lambda: sinpe.add(f.image, "mae2d", start=(3, 5)), lambda: f.image + pe
+
+
+def grid_channels_first(f: Fixture) -> Calls:
+    image, pe = (t.movedim(-1, -3).contiguous() for t in (f.image, f.grid))
+    return lambda: sinpe.add(image, "mae2d", channel_dim=1), lambda: image + pe
+
+
+def grid_extra_tokens(f: Fixture) -> Calls:
+    """A class token and the flattened image."""
+    x = functional.pad(f.image.flatten(1, 2), (0, 0, 1, 0), value=1.0)
+    pe = functional.pad(f.grid.flatten(0, 1), (0, 0, 1, 0))
+    return lambda: sinpe.add(x, "mae2d", grid_shape=(HEIGHT, WIDTH), extra_tokens=1), lambda: x + pe
+
+
+def grid_dropout(f: Fixture) -> Calls:
+    _, eager = grid(f)
+    return lambda: sinpe.add(f.image, "mae2d", dropout=P), lambda: functional.dropout(eager(), P)
 
 
 def trained(calls: Calls, wanted: Tensor, grad: Tensor) -> Calls:
@@ -109,6 +142,14 @@ def trained(calls: Calls, wanted: Tensor, grad: Tensor) -> Calls:
 
 def train_plain(f: Fixture) -> Calls:
     return trained(plain(f), f.x, f.grad)
+
+
+def train_scale(f: Fixture) -> Calls:
+    return trained((lambda: sinpe.add(f.x, start=AT, scale=3.0), lambda: f.x * 3.0 + f.row()), f.x, f.grad)
+
+
+def train_alpha(f: Fixture) -> Calls:
+    return trained(alpha(f), f.alpha, f.grad)
 
 
 def train(f: Fixture) -> Calls:
@@ -154,15 +195,23 @@ def rows(device: str) -> Iterable[Row]:
         ("mask", "add, padding mask", mask, False, 1.1),
         ("dropout", "add + dropout", dropout, True, 1.1),
         ("dropout_seed", "add + dropout, seed=1", partial(dropout, seed=1), True, 1.1),
+        ("sequence_first", "add, seq_dim=0", sequence_first, False, 1.1),
+        ("extra_tokens", "add, extra_tokens=1", extra_tokens, False, 1.1),
         ("embed", "embed", embed, False, 1.1),
         ("embed_start", "embed, start=7", partial(embed, start=AT), False, 1.1),
         ("embed_dropout", "embed + dropout", embed_dropout, True, 1.1),
         ("train_plain", "add, backward", train_plain, False, 1.1),
+        ("train_scale", "add, scale, backward", train_scale, False, 1.1),
+        ("train_alpha", "add, backward to alpha", train_alpha, False, 1.1),
         ("train", "add + dropout, backward", train, True, 1.1),
         ("embed_train_plain", "embed, backward", embed_train_plain, False, 1.1),
         ("embed_train", "embed + dropout, backward", embed_train, True, 1.1),
         ("layer_train", "layer, backward", layer_train, True, 1.1),
         ("grid", "add, mae2d", grid, False, 2.0),
+        ("grid_start", "add, mae2d, start=(3, 5)", grid_start, False, 2.0),
+        ("grid_first", "add, mae2d, channels first", grid_channels_first, False, 2.0),
+        ("grid_extra_tokens", "add, mae2d, extra_tokens=1", grid_extra_tokens, False, 2.0),
+        ("grid_dropout", "add + dropout, mae2d", grid_dropout, True, 2.0),
     )
     prefix, before = ("cuda_host_", "CUDA host time: ") if device == "cuda" else ("host_", "host time: ")
     for name, title, calls, drops, target in cases:
