@@ -245,8 +245,8 @@ class Sum:
         self.plan = None if self.device.type == "cuda" else plan
         # Not cached by `cached_by_value`: 0.0 and -0.0 are equal, but results differ in sign.
         scale, alpha, mask = given.scale, given.alpha, given.padding_mask
-        self.scale: float = scale if type(scale) is float else values.factor("scale", scale)
-        if type(alpha) is not float or alpha != 1.0:
+        self.scale: float = scale if type(scale) is float else checks.number("scale", scale)
+        if type(alpha) is not float or not checks.is_one(alpha):
             self.set_alpha(alpha)
         self.padding_mask = None if mask is None else checks.padding_mask(mask, self.target())
         self.set_positions(given.positions, given.start)
@@ -256,7 +256,7 @@ class Sum:
     def set_alpha(self, alpha: Any) -> None:
         """Checks and stores alpha."""
         alpha = checks.alpha(alpha, self.target())
-        self.alpha = None if isinstance(alpha, float) and alpha == 1.0 else alpha
+        self.alpha = alpha if isinstance(alpha, Tensor) or not checks.is_one(alpha) else None
 
     def set_part(self, part: Part, rows_at: int, channels_at: int, shape: Sequence[int]) -> int:
         """Stores where data of `shape` lies in the whole; returns the number of channels of the whole."""
@@ -343,7 +343,7 @@ class Sum:
         """scale * x + alpha * PE in the type of the sum, for x in canonical form; differentiable."""
         rows, acc = self.rows(), accumulation(self.dtype)
         x = x.to(acc)
-        if self.scale != 1.0:
+        if not checks.is_one(self.scale):
             x = x * self.scale
         if self.alpha is not None:
             rows = rows * (self.alpha.to(acc) if isinstance(self.alpha, Tensor) else self.alpha)

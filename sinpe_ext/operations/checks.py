@@ -265,10 +265,26 @@ def start_shape(value: Tensor, of: Target) -> None:
         )
 
 
+def number(name: str, value: Any) -> float:
+    """Checks `scale` or `alpha`, given as a number; a graph may compute it from a size."""
+    if _is_compiling() and isinstance(value, (torch.SymInt, torch.SymFloat)):
+        return torch.sym_float(value)
+    return factor(name, value)
+
+
+def is_one(value: float) -> bool:
+    """Whether a factor is 1, which a symbolic one never is: comparing it would fix the size of which it is computed."""
+    if not _is_compiling():
+        return value == 1.0
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # takes a quarter of a second to import
+
+    return statically_known_true(value == 1.0)
+
+
 def alpha(value: Any, of: Target) -> float | Tensor:
     """Checks `alpha`; returns a float, or a floating-point tensor of shape () or (1,)."""
     if not isinstance(value, Tensor):
-        return factor("alpha", value)
+        return number("alpha", value)
     dense_tensor("alpha", value)
     if value.dtype.is_complex or not value.dtype.is_floating_point:
         raise TypeError(f"alpha: expected a float or a floating-point tensor, got {value.dtype}; pass a float")

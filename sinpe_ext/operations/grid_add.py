@@ -359,11 +359,11 @@ class GridAdd(SequenceAdd):
         self.is_single_encoding, self.is_exact = known.is_single_encoding, known.is_exact
         self.front_rng_offsets = known.front_rng_offsets
         scale = given.scale
-        self.scale = scale if type(scale) is float else values.factor("scale", scale)
+        self.scale = scale if type(scale) is float else checks.number("scale", scale)
         form = self.form
         self.whole_rows, self.is_whole = form.points, part is None
         self.shape = torch.Size(form.canonical_shape)
-        if type(given.alpha) is not float or given.alpha != 1.0:
+        if type(given.alpha) is not float or not checks.is_one(given.alpha):
             self.set_alpha(given.alpha)
         if part is not None:  # checked, and in canonical form
             self.positions, self.starts, self.padding_mask = positions, given.start, given.padding_mask

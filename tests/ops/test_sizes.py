@@ -46,6 +46,26 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
     "embed": lambda x: sinpe.embed(ids_of(x), WEIGHT, ENCODING),
     "embed, start": lambda x: sinpe.embed(ids_of(x), WEIGHT, ENCODING, start=x.size(1)),
     "embed, dropout, start": lambda x: sinpe.embed(ids_of(x), WEIGHT, ENCODING, start=x.size(1), dropout=0.5, seed=1),
+    "add, scale": lambda x: sinpe.add(x, ENCODING, scale=x.size(1) ** 0.5),
+    "add, scale an int": lambda x: sinpe.add(x, ENCODING, scale=x.size(1)),
+    "add, alpha": lambda x: sinpe.add(x, ENCODING, alpha=1 / x.size(1)),
+    "add_, scale and alpha": lambda x: sinpe.add_(x + 0, ENCODING, scale=x.size(1) / 4, alpha=x.size(1) ** 0.5),
+    "add, dropout, alpha": lambda x: sinpe.add(x, ENCODING, alpha=x.size(1) ** 0.5, dropout=0.5, seed=1),
+    "add of a grid, scale": lambda x: sinpe.add(x.unsqueeze(1), GRID, scale=x.size(1) ** 0.5, alpha=x.size(1) / 3),
+    "embed, scale": lambda x: sinpe.embed(ids_of(x), WEIGHT, ENCODING, scale=x.size(1) ** 0.5, alpha=x.size(1)),
+    "encode, positions divided": lambda x: sinpe.encode(torch.arange(x.size(1)) / x.size(1), ENCODING),
+}
+# A number that an operator takes, or that is compared with others, would be fixed.
+REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "add, dropout, scale": (
+        lambda x: sinpe.add(x, ENCODING, scale=x.size(1) ** 0.5, dropout=0.5, seed=1),
+        "Constraints violated",
+    ),
+    "dropout": (
+        lambda x: sinpe.add(x, ENCODING, dropout=1 / x.size(1), seed=1),
+        "Constraints violated|dropout: expected a float, got SymFloat",
+    ),
+    "start": (lambda x: sinpe.add(x, ENCODING, start=x.size(1) / 2), "start: expected int|Unsupported"),
 }
 
 
@@ -76,6 +96,16 @@ def test_export_keeps_sizes(name: str, strict: bool) -> None:
     check(program.module(), CALLS[name])
 
 
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", REFUSED)
+def test_export_refuses_to_fix_sizes(name: str, strict: bool) -> None:
+    call, message = REFUSED[name]
+    with pytest.raises(Exception, match=message):
+        torch.export.export(
+            Module(call), (torch.randn(1, 5, D),), dynamic_shapes=({1: torch.export.Dim("T", min=2)},), strict=strict
+        )
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_compiled_graph_serves_every_size(name: str) -> None:
     torch._dynamo.reset()
@@ -94,6 +124,7 @@ REFUSED_BY_ONNX = {
     "positions.packed, total": "searchsorted",  # which torch's exporter does not know
     "add, dropout, start": "dropout: expected none",
     "embed, dropout, start": "dropout: expected none",
+    "add, dropout, alpha": "dropout: expected none",
 }
 
 
