@@ -82,15 +82,15 @@ def table(
     """
     if _is_compiling():
         encoding = in_graph.constant(encoding)
-    given = length, encoding, start, dtype, device, out, flatten, extra_tokens, dim
+    arguments = length, encoding, start, dtype, device, out, flatten, extra_tokens, dim
     if device_mesh is not None or placements is not None:
         if device is not None or out is not None:
             raise ValueError("device_mesh: expected device and out to stay None with it, got one of them; leave it out")
         from .distributed import rows as sharded_rows
 
-        return sharded_rows.table(table, TableArguments(*given), device_mesh, placements)
-    result = small.call("table", given)
-    return tables.table(TableArguments(*given)) if result is None else result
+        return sharded_rows.table(table, TableArguments(*arguments), device_mesh, placements)
+    result = small.call("table", arguments)
+    return tables.table(TableArguments(*arguments)) if result is None else result
 
 
 def encode(
@@ -212,12 +212,12 @@ def add(
     Source:
         dropout, Srivastava et al. 2014; Philox, Salmon et al. 2011.
     """
-    given = (x, encoding, positions, start, scale, alpha, padding_mask,
+    arguments = (x, encoding, positions, start, scale, alpha, padding_mask,
              seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens)  # fmt: skip
-    result = small.call("add", given, out)
+    result = small.call("add", arguments, out)
     if result is not None:
         return result
-    call = add_call(AddArguments(*given))
+    call = add_call(AddArguments(*arguments))
     return call.result() if out is None else call.result_into(out)
 
 
@@ -249,12 +249,12 @@ def add_(
         as `add`; RuntimeError for an x whose elements overlap in memory (as after expand), for another argument that
         overlaps x, and for an x that is a leaf tensor and requires grad.
     """
-    given = (x, encoding, positions, start, scale, alpha, padding_mask,
+    arguments = (x, encoding, positions, start, scale, alpha, padding_mask,
              seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens)  # fmt: skip
-    result = small.call("add", given, x)
+    result = small.call("add", arguments, x)
     if result is not None:
         return result
-    return add_call(AddArguments(*given)).result_in_place()
+    return add_call(AddArguments(*arguments)).result_in_place()
 
 
 def embed(
@@ -304,41 +304,41 @@ def embed(
     Gradient:
         for weight, alpha and float positions, of any order (with sparse=True of first order).
     """
-    given = (ids, weight, encoding, positions, start, scale, alpha, dropout, seed,
+    arguments = (ids, weight, encoding, positions, start, scale, alpha, dropout, seed,
              padding_idx, padding_mask, sparse, encode_padding, seq_dim)  # fmt: skip
-    result = small.call("embed", given)
-    return embed_call(EmbedArguments(*given)).result() if result is None else result
+    result = small.call("embed", arguments)
+    return embed_call(EmbedArguments(*arguments)).result() if result is None else result
 
 
 for _function in (table, encode, add, add_, embed):
     setattr(_function, "__script_unsupported", checks.NO_SCRIPT)
 
 
-def add_call(given: AddArguments) -> Any:
+def add_call(arguments: AddArguments) -> Any:
     """Checks the arguments of `add` and returns the call: of a sequence or a grid, of a DTensor or a jagged x."""
     if _is_compiling():
-        given = given._replace(encoding=in_graph.constant(given.encoding))
-    if type(given.x) is not Tensor:
-        if is_dtensor(given.x):
+        arguments = arguments._replace(encoding=in_graph.constant(arguments.encoding))
+    if type(arguments.x) is not Tensor:
+        if is_dtensor(arguments.x):
             from .distributed.call import ShardedAdd
 
-            return ShardedAdd(given)
-        if nested.is_jagged(given.x):
-            return nested.JaggedAdd(given)
-    if isinstance(given.encoding, str):
-        checks.check_x(given.x)  # before the name, by which the class is chosen
-    return SequenceAdd(given) if given.is_sequence() else GridAdd(given)
+            return ShardedAdd(arguments)
+        if nested.is_jagged(arguments.x):
+            return nested.JaggedAdd(arguments)
+    if isinstance(arguments.encoding, str):
+        checks.check_x(arguments.x)  # before the name, by which the class is chosen
+    return SequenceAdd(arguments) if arguments.is_sequence() else GridAdd(arguments)
 
 
-def embed_call(given: EmbedArguments) -> Any:
+def embed_call(arguments: EmbedArguments) -> Any:
     """Checks the arguments of `embed` and returns the call object for its tensors: plain, DTensor or jagged."""
     if _is_compiling():
-        given = given._replace(encoding=in_graph.constant(given.encoding))
-    if type(given.ids) is not Tensor or type(given.weight) not in (Tensor, nn.Parameter):
-        if nested.is_jagged(given.ids):
-            return nested.JaggedEmbed(given)
-        if is_dtensor(given.ids) or is_dtensor(given.weight):
+        arguments = arguments._replace(encoding=in_graph.constant(arguments.encoding))
+    if type(arguments.ids) is not Tensor or type(arguments.weight) not in (Tensor, nn.Parameter):
+        if nested.is_jagged(arguments.ids):
+            return nested.JaggedEmbed(arguments)
+        if is_dtensor(arguments.ids) or is_dtensor(arguments.weight):
             from .distributed.call import ShardedEmbed
 
-            return ShardedEmbed(given)
-    return EmbedCall(given)
+            return ShardedEmbed(arguments)
+    return EmbedCall(arguments)

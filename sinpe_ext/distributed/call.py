@@ -28,16 +28,17 @@ class ShardedAdd:
     """`add` of a DTensor, with the methods of SequenceAdd.
 
     Attributes:
+        original: x of the caller.
         x: x with Shard and Replicate placements only.
         local: the call on this rank's shard.
     """
 
     local: SequenceAdd | _OutsideMesh
 
-    def __init__(self, given: AddArguments) -> None:
-        x: DTensor = given.x
+    def __init__(self, arguments: AddArguments) -> None:
+        x: DTensor = arguments.x
         checks.check_x(x)
-        self.given = x
+        self.original = x
         dtensor.check_part("x", x)
         self.x = dtensor.plain_shards(x)
         dtensor.equal_in_graph("x", self.x)
@@ -46,22 +47,22 @@ class ShardedAdd:
             self.local = _OutsideMesh()
             return
         part = self.x.to_local(grad_placements=self.x.placements)
-        if given.is_sequence():
-            self.local = self._sequence(given, part)
+        if arguments.is_sequence():
+            self.local = self._sequence(arguments, part)
         else:
-            self.local = local_call(given._replace(x=self.x), part, self.layout)
+            self.local = local_call(arguments._replace(x=self.x), part, self.layout)
 
-    def _sequence(self, given: AddArguments, part: Tensor) -> SequenceAdd:
+    def _sequence(self, arguments: AddArguments, part: Tensor) -> SequenceAdd:
         """The call on this rank's shard for a one-dimensional encoding."""
         x, rank = self.x, self.x.dim()
-        rows_at = checks.axis("seq_dim", given.seq_dim, rank)
-        channels_at = checks.axis("channel_dim", given.channel_dim, rank)
+        rows_at = checks.axis("seq_dim", arguments.seq_dim, rank)
+        channels_at = checks.axis("channel_dim", arguments.channel_dim, rank)
         batch_at = next((d for d in range(rank) if d not in (rows_at, channels_at)), None)
         of = checks.Target("x", x.shape, x.device, 1 if batch_at is None else x.shape[batch_at], x.shape[rows_at])
-        given = dtensor.companions(self.layout, of, batch_at, rows_at, given)
-        seed = dtensor.seed_of_all(given.seed, given.dropout, self.layout, part.device)
-        given = given._replace(x=part, seq_dim=rows_at, channel_dim=channels_at, seed=seed)
-        return SequenceAdd(given, self.layout.part)
+        arguments = dtensor.companions(self.layout, of, batch_at, rows_at, arguments)
+        seed = dtensor.seed_of_all(arguments.seed, arguments.dropout, self.layout, part.device)
+        arguments = arguments._replace(x=part, seq_dim=rows_at, channel_dim=channels_at, seed=seed)
+        return SequenceAdd(arguments, self.layout.part)
 
     def result(self) -> Tensor:
         """`add`, differentiable."""
@@ -74,13 +75,13 @@ class ShardedAdd:
 
     def result_in_place(self) -> Tensor:
         """`add_`, differentiable."""
-        memory.in_place(self.given)
-        self._same_places("x", self.given)
+        memory.in_place(self.original)
+        self._same_places("x", self.original)
         if isinstance(self.local, _OutsideMesh):
-            return self.given
-        if self.needs_grad(self.given):
-            return self.given.copy_(self.result())
-        return self._write(self.local.x, self.given)
+            return self.original
+        if self.needs_grad(self.original):
+            return self.original.copy_(self.result())
+        return self._write(self.local.x, self.original)
 
     @torch.no_grad()
     def _write(self, part: Tensor, whole: Any) -> Tensor:
@@ -131,43 +132,43 @@ class ShardedEmbed:
 
     local: EmbedCall | SequenceAdd | _OutsideMesh
 
-    def __init__(self, given: EmbedArguments) -> None:
-        ids, weight = given.ids, given.weight
+    def __init__(self, arguments: EmbedArguments) -> None:
+        ids, weight = arguments.ids, arguments.weight
         checks.weight(weight)
         mesh = weight.device_mesh if isinstance(weight, DTensor) else ids.device_mesh
         weight = _with_rows_each(dtensor.plain_shards(dtensor.on_mesh("weight", weight, mesh)))
         ids = dtensor.plain_shards(dtensor.on_mesh("ids", checks.ids(ids, weight), mesh))
-        if given.sparse:
+        if arguments.sparse:
             raise ValueError("sparse: expected False for DTensors, which have no sparse gradients, got True")
         rank = ids.dim()
-        rows_at = checks.axis("seq_dim", given.seq_dim, rank, "ids")
+        rows_at = checks.axis("seq_dim", arguments.seq_dim, rank, "ids")
         batch_at = next((d for d in range(rank) if d != rows_at), None)
         ids = ids.redistribute(placements=[Replicate() if isinstance(w, Shard) else p for p, w in _both(ids, weight)])
         self.by_rows: ShardedAdd | None = None
         if any(isinstance(p, Shard) and p.dim == 0 for p in weight.placements):
-            idx, mask = checks.padding_idx(given.padding_idx, weight.shape[0]), given.padding_mask
-            if not given.encode_padding:
+            idx, mask = checks.padding_idx(arguments.padding_idx, weight.shape[0]), arguments.padding_mask
+            if not arguments.encode_padding:
                 mask = _mask(ids, idx, mask, rows_at)
             looked = _looked_up(ids, weight, None if idx < 0 else idx, rows_at)
             more = (
-                given.positions,
-                given.start,
-                given.scale,
-                given.alpha,
+                arguments.positions,
+                arguments.start,
+                arguments.scale,
+                arguments.alpha,
                 mask,
                 rows_at,
                 rank,
-                given.dropout,
-                given.seed,
+                arguments.dropout,
+                arguments.seed,
             )
-            self.by_rows = ShardedAdd(AddArguments(looked, given.encoding, *more))
+            self.by_rows = ShardedAdd(AddArguments(looked, arguments.encoding, *more))
             self.local = self.by_rows.local
             return
-        places: list[Placement] = [
+        placements: list[Placement] = [
             Shard(rank) if isinstance(w, Shard) else p for p, w in zip(ids.placements, weight.placements, strict=True)
         ]
         shape = (*ids.shape, weight.shape[1])
-        self.layout = dtensor.layout(mesh, places, shape)
+        self.layout = dtensor.layout(mesh, placements, shape)
         dtensor.equal_in_graph("ids", ids)
         if dtensor.is_outside(mesh):
             self.local = _OutsideMesh()
@@ -176,11 +177,11 @@ class ShardedEmbed:
         of = checks.Target(
             "ids", ids.shape, ids.device, 1 if batch_at is None else ids.shape[batch_at], ids.shape[rows_at]
         )
-        given = dtensor.companions(self.layout, of, batch_at, rows_at, given)
+        arguments = dtensor.companions(self.layout, of, batch_at, rows_at, arguments)
         part = self.layout.local("weight", weight, {rank: 1})
-        seed = dtensor.seed_of_all(given.seed, given.dropout, self.layout, part.device)
-        given = given._replace(ids=ids.to_local(), weight=part, seed=seed, seq_dim=rows_at)
-        self.local = EmbedCall(given, self.layout.part)
+        seed = dtensor.seed_of_all(arguments.seed, arguments.dropout, self.layout, part.device)
+        arguments = arguments._replace(ids=ids.to_local(), weight=part, seed=seed, seq_dim=rows_at)
+        self.local = EmbedCall(arguments, self.layout.part)
 
     def result(self) -> Tensor:
         """`embed`, differentiable."""
@@ -210,15 +211,15 @@ def _looked_up(ids: DTensor, weight: DTensor, padding_idx: int | None, rows_at: 
 
     If ids is sharded along the sequence, it is gathered first, as torch's embedding requires.
     """
-    places = list(ids.placements)
-    along = [isinstance(p, Shard) and p.dim == rows_at for p in places]
+    placements = list(ids.placements)
+    along = [isinstance(p, Shard) and p.dim == rows_at for p in placements]
     if any(along):
-        ids = ids.redistribute(placements=[Replicate() if at else p for at, p in zip(along, places, strict=True)])
+        ids = ids.redistribute(placements=[Replicate() if at else p for at, p in zip(along, placements, strict=True)])
     found: Any = functional.embedding(ids, weight, padding_idx)
     summed: Placement = Replicate() if any(along) else Shard(rows_at)
     found = found.redistribute(placements=[summed if p.is_partial() else p for p in found.placements])
     if any(along):
-        ours = zip(along, places, found.placements, strict=True)
+        ours = zip(along, placements, found.placements, strict=True)
         found = found.redistribute(placements=[old if at else new for at, old, new in ours])
     return found
 

@@ -224,11 +224,11 @@ def rows_along(value: Any, of: checks.Target, batch_at: int | None, rows_at: int
     return along
 
 
-def companions(layout: Layout, of: checks.Target, batch_at: int | None, rows_at: int, given: Any) -> Any:
+def companions(layout: Layout, of: checks.Target, batch_at: int | None, rows_at: int, arguments: Any) -> Any:
     """The arguments with this rank's shards of positions, start, alpha and padding_mask, after checking their shapes
     against the whole."""
-    found, start = [], given.start
-    for name, value in (("positions", given.positions), ("padding_mask", given.padding_mask)):
+    found, start = [], arguments.start
+    for name, value in (("positions", arguments.positions), ("padding_mask", arguments.padding_mask)):
         if isinstance(value, Tensor):
             try:
                 value = checks.row_tensor(name, on_mesh(name, value, layout.mesh), of)
@@ -239,8 +239,8 @@ def companions(layout: Layout, of: checks.Target, batch_at: int | None, rows_at:
     if isinstance(start, Tensor):
         checks.start_shape(start, of)
         start = layout.local("start", start, rows_along(start, of, batch_at, rows_at))
-    alpha = layout.local("alpha", given.alpha, {})
-    return given._replace(positions=found[0], start=start, alpha=alpha, padding_mask=found[1])
+    alpha = layout.local("alpha", arguments.alpha, {})
+    return arguments._replace(positions=found[0], start=start, alpha=alpha, padding_mask=found[1])
 
 
 def _dense_stride(shape: Sequence[int], like: Tensor | None) -> tuple[int, ...]:

@@ -11,21 +11,21 @@ from ..operations.grid_add import GridAdd, GridForm
 from .dtensor import Layout, seed_of_all
 
 
-def local_call(given: AddArguments, part: Tensor, layout: Layout) -> GridAdd:
+def local_call(arguments: AddArguments, part: Tensor, layout: Layout) -> GridAdd:
     """The call on this rank's shard of x, which is a DTensor.
 
     A shard has the whole grid, a box of it, or a range of the flattened grid; for a range the coordinates of each point
     are passed.
     """
     names = "positions", "start", "alpha", "padding_mask"
-    given = given._replace(**{name: layout.local(name, getattr(given, name), {}) for name in names})
-    given = given._replace(seed=seed_of_all(given.seed, given.dropout, layout, part.device))
-    whole = GridAdd(given)
+    arguments = arguments._replace(**{name: layout.local(name, getattr(arguments, name), {}) for name in names})
+    arguments = arguments._replace(seed=seed_of_all(arguments.seed, arguments.dropout, layout, part.device))
+    whole = GridAdd(arguments)
     form, at = whole.form, None if whole.positions is None else whole.coordinates()
     if at is None and form.is_flat and len(whole.starts) > 1:
-        is_cut = layout.sizes[form.rows_at[0]] != given.x.shape[form.rows_at[0]]
+        is_cut = layout.sizes[form.rows_at[0]] != arguments.x.shape[form.rows_at[0]]
         at = whole.coordinates() if is_cut else None
-    of_whole = given._replace(x=part, positions=at, start=list(whole.starts), padding_mask=whole.padding_mask)
+    of_whole = arguments._replace(x=part, positions=at, start=list(whole.starts), padding_mask=whole.padding_mask)
     return _call(of_whole, form, layout.part, layout.sizes)
 
 
@@ -54,8 +54,8 @@ def _call(of_whole: AddArguments, form: GridForm, of: Part, sizes: tuple[int, ..
     if form.batch_at:
         begin, count = first[form.batch_at[0]], sizes[form.batch_at[0]]
         at, mask = (t if t is None or t.shape[0] == 1 else t[begin : begin + count] for t in (at, mask))
-    places = of_whole._replace(positions=at, start=starts, padding_mask=mask, grid_shape=lengths, extra_tokens=front)
-    return GridAdd(places, part=of, is_flat=form.is_flat)
+    of_shard = of_whole._replace(positions=at, start=starts, padding_mask=mask, grid_shape=lengths, extra_tokens=front)
+    return GridAdd(of_shard, part=of, is_flat=form.is_flat)
 
 
 def _boxed(t: Tensor, form: Any, box: list[slice]) -> Tensor:

@@ -19,16 +19,16 @@ from . import dtensor
 
 
 def table(
-    table_of: Callable[..., Tensor], given: TableArguments, mesh: Any, placements: Sequence[Placement] | None
+    table_of: Callable[..., Tensor], arguments: TableArguments, mesh: Any, placements: Sequence[Placement] | None
 ) -> DTensor:
     """`sinpe_ext.table` with `device_mesh`: each rank computes its own rows and channels by `table_of`, which is
     `sinpe_ext.table` without a mesh."""
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"device_mesh: expected a DeviceMesh, got {type(mesh).__name__}; pass init_device_mesh(...)")
-    length, encoding, start, flatten = given.length, given.encoding, given.start, given.flatten
-    dtype = torch.float32 if given.dtype is None else given.dtype
-    is_grid, extra = resolve.is_grid(encoding), checks.extra_tokens(given.extra_tokens)
-    device, named = torch.device(mesh.device_type), resolve.dim_beside(encoding, given.dim)
+    length, encoding, start, flatten = arguments.length, arguments.encoding, arguments.start, arguments.flatten
+    dtype = torch.float32 if arguments.dtype is None else arguments.dtype
+    is_grid, extra = resolve.is_grid(encoding), checks.extra_tokens(arguments.extra_tokens)
+    device, named = torch.device(mesh.device_type), resolve.dim_beside(encoding, arguments.dim)
     if is_grid:
         dim, firsts = resolve.grid_dim_and_starts(encoding, named)
         lengths = checks.grid_lengths("length", length, len(firsts))
@@ -63,15 +63,15 @@ def _placements(placements: Any, mesh: DeviceMesh, rank: int) -> list[Placement]
     """Checks the placements, one for each dimension of the mesh, and makes their dimensions non-negative; None:
     replicated."""
     is_list = isinstance(placements, (list, tuple))
-    given = [Replicate()] * mesh.ndim if placements is None else list(placements) if is_list else []
-    if len(given) != mesh.ndim or not all(type(p) is Shard or type(p) is Replicate for p in given):
+    places = [Replicate()] * mesh.ndim if placements is None else list(placements) if is_list else []
+    if len(places) != mesh.ndim or not all(type(p) is Shard or type(p) is Replicate for p in places):
         raise ValueError(
             f"placements: expected Shard or Replicate, {mesh.ndim} of them, one for each dimension of the mesh, got "
             f"{placements}; pass for instance [Shard(0)]"
         )
     at = [
         integer("placements", p.dim, -rank, rank - 1, "pass a dimension of the table") if isinstance(p, Shard) else None
-        for p in given
+        for p in places
     ]
     return [Replicate() if d is None else Shard(d % rank) for d in at]
 

@@ -229,14 +229,14 @@ def to_fields(encoding: Encoding) -> tuple[Any, ...]:
     return ("Encoding", *[("/", v.numerator, v.denominator) if isinstance(v, Fraction) else v for v in values])
 
 
-def from_fields(given: tuple[Any, ...]) -> Encoding:
+def from_fields(fields: tuple[Any, ...]) -> Encoding:
     """The inverse of `to_fields`."""
-    values: list[Any] = [Fraction(*v[1:]) if isinstance(v, tuple) and v[:1] == ("/",) else v for v in given[1:]]
+    values: list[Any] = [Fraction(*v[1:]) if isinstance(v, tuple) and v[:1] == ("/",) else v for v in fields[1:]]
     return Encoding(values[0], **dict(zip(FIELDS[1:], values[1:], strict=True)))
 
 
-_radians = constant_in_graph(lambda given: frequency.radians(from_fields(given)))
-_timescales = constant_in_graph(lambda given: frequency.timescales(from_fields(given)))
+_radians = constant_in_graph(lambda fields: frequency.radians(from_fields(fields)))
+_timescales = constant_in_graph(lambda fields: frequency.timescales(from_fields(fields)))
 
 
 def _refuse_decimals(fields: dict[str, Any]) -> None:

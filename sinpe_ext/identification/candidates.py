@@ -141,19 +141,19 @@ def parts_of(encoding: Encoding | GridEncoding) -> list[Part]:
     return parts
 
 
-def values_of(candidate: Candidate, places: list[Tensor], rows: Tensor) -> Tensor:
+def values_of(candidate: Candidate, coordinates: list[Tensor], rows: Tensor) -> Tensor:
     """The values of a candidate's encoding in the given rows."""
     value = torch.zeros(len(rows), candidate.encoding.dim, dtype=torch.float64)
     for part in parts_of(candidate.encoding):
-        value[:, part.columns] = part.wave.at(places[part.axis][rows].double(), part.channels)
+        value[:, part.columns] = part.wave.at(coordinates[part.axis][rows].double(), part.channels)
     return value
 
 
-def exact_values(candidate: Candidate, places: list[Tensor], rows: Tensor) -> Tensor:
+def exact_values(candidate: Candidate, coordinates: list[Tensor], rows: Tensor) -> Tensor:
     """`values_of` within 1 ULP of float64. The error of `values_of` grows with the angle: 1e-16 times the angle."""
     value = torch.zeros(len(rows), candidate.encoding.dim, dtype=torch.float64)
     for piece, part in zip(pieces_of(candidate.encoding), parts_of(candidate.encoding), strict=True):
-        positions = places[piece.axis][rows] + piece.encoding.start
+        positions = coordinates[piece.axis][rows] + piece.encoding.start
         value[:, part.columns] = reference.encode(plan(piece.encoding), positions, torch.float64)
     return value
 
@@ -182,11 +182,11 @@ def near_miss(item: Identified) -> str:
     )
 
 
-def finish(item: Identified, places: list[Tensor]) -> None:
+def finish(item: Identified, coordinates: list[Tensor]) -> None:
     """Adds the notes on a match: angle errors, rows of zeros, and how the values were stored."""
     table, candidate = item.table, item.candidate
     notes = []
-    at_zero = _zero_by_itself(candidate, places, table.zero_rows)
+    at_zero = _zero_by_itself(candidate, coordinates, table.zero_rows)
     item.zero_rows = tuple(row for row in table.zero_rows if row >= candidate.extra and row not in at_zero)
     if candidate.extra:
         first = "row is" if candidate.extra == 1 else f"{candidate.extra} rows are"
@@ -208,7 +208,7 @@ def finish(item: Identified, places: list[Tensor]) -> None:
     if table.printed:
         notes.append(f"rounded to {table.printed}")
     if not table.printed:
-        item.float32_angle, item.repeated = _angle(item, places)
+        item.float32_angle, item.repeated = _angle(item, coordinates)
     if item.float32_angle in ANGLES:
         notes.append(
             f"it has the angle errors of the naive float32 formula, up to {item.verdict.error:.2g}: the encoding "
@@ -231,15 +231,15 @@ def _rotary(encoding: Encoding) -> bool:
     return encoding.dim > 2 and encoding.dim % 2 == 0 and encoding.replace(odd=plain.odd) == plain
 
 
-def _zero_by_itself(candidate: Candidate, places: list[Tensor], rows: tuple[int, ...]) -> set[int]:
+def _zero_by_itself(candidate: Candidate, coordinates: list[Tensor], rows: tuple[int, ...]) -> set[int]:
     """The rows that are zero in the encoding, too (sin at position 0)."""
     if not rows:
         return set()
     at = torch.tensor(rows)
-    return set(at[values_of(candidate, places, at).abs().amax(1) < 1e-12].tolist())
+    return set(at[values_of(candidate, coordinates, at).abs().amax(1) < 1e-12].tolist())
 
 
-def _angle(item: Identified, places: list[Tensor]) -> tuple[str, bool]:
+def _angle(item: Identified, coordinates: list[Tensor]) -> tuple[str, bool]:
     """(name, exactly): the float32 formula that reproduces the table better than the exact values do, and whether it
     reproduces the last digits.
 
@@ -248,11 +248,11 @@ def _angle(item: Identified, places: list[Tensor]) -> tuple[str, bool]:
     table, candidate = item.table, item.candidate
     rows = table.live[spread(len(table.live), ANGLE_ROWS)]
     sample = table.rows[rows].double()
-    exact = values_of(candidate, places, rows)
+    exact = values_of(candidate, coordinates, rows)
     size = max(abs(axis.amplitude) for axis in axes_of(candidate.encoding))
     errors = {"": _largest_error(sample, exact, table)}
-    if _has_large_angles(candidate, places, rows):
-        exact = exact_values(candidate, places, rows)
+    if _has_large_angles(candidate, coordinates, rows):
+        exact = exact_values(candidate, coordinates, rows)
         errors[""] = _largest_error(sample, exact, table)
         item.verdict = item.verdict._replace(error=float((sample - exact).abs().max()))
     if table.storage in (torch.float32, torch.float64) and errors[""] <= EXACT * size:
@@ -260,7 +260,7 @@ def _angle(item: Identified, places: list[Tensor]) -> tuple[str, bool]:
     for angle in ANGLES:
         value = torch.zeros_like(sample)
         for piece, part in zip(pieces_of(candidate.encoding), parts_of(candidate.encoding), strict=True):
-            position = places[piece.axis][rows] + piece.encoding.start
+            position = coordinates[piece.axis][rows] + piece.encoding.start
             value[:, part.columns] = float32_angle.encode(
                 piece.encoding.replace(angle=angle), position, torch.float32
             ).double()
@@ -272,11 +272,11 @@ def _angle(item: Identified, places: list[Tensor]) -> tuple[str, bool]:
     return "other" if single else "", False
 
 
-def _has_large_angles(candidate: Candidate, places: list[Tensor], rows: Tensor) -> bool:
+def _has_large_angles(candidate: Candidate, coordinates: list[Tensor], rows: Tensor) -> bool:
     """Whether angles are so large that `values_of` may be off by more than EXACT / 8."""
     largest = 0.0
     for part in parts_of(candidate.encoding):
-        farthest = float((places[part.axis][rows] + part.wave.start).abs().max())
+        farthest = float((coordinates[part.axis][rows] + part.wave.start).abs().max())
         largest = max(largest, farthest * float(part.wave.ladder().at(part.channels.rungs).abs().max()))
     return largest * 2.0**-52 > EXACT / 8
 
@@ -298,18 +298,21 @@ NEAR = 0.3  # largest rms error, relative to the size of the values, of an encod
 
 
 def rank_candidates(
-    table: Table, candidates: Sequence[Candidate], places: Callable[[int], list[Tensor]], shape: tuple[int, ...] | None
+    table: Table,
+    candidates: Sequence[Candidate],
+    coordinates: Callable[[int], list[Tensor]],
+    shape: tuple[int, ...] | None,
 ) -> Found:
     """Ranks the candidates and compares the best with every row; candidates that give the same table become one
     result."""
     rows = table.live[spread(len(table.live), 48)]
-    values = [(values_of(candidate, places(candidate.extra), rows), candidate) for candidate in candidates]
+    values = [(values_of(candidate, coordinates(candidate.extra), rows), candidate) for candidate in candidates]
     sample = table.rows[rows].double()
     errors = [float((value - sample).square().mean().sqrt()) for value, _ in values]
     if not errors:
         return Found()
     likely = candidates[min(range(len(errors)), key=lambda k: errors[k])]
-    limit = 1.5 * min(errors) + table.noise().size + _angle_error(likely, places(likely.extra), rows)
+    limit = 1.5 * min(errors) + table.noise().size + _angle_error(likely, coordinates(likely.extra), rows)
     order = sorted(
         range(len(values)),
         key=lambda k: (errors[k] > limit, candidates[k].cost, candidates[k].template.rank, errors[k]),
@@ -325,11 +328,11 @@ def rank_candidates(
     found = Found()
     for group in groups[:MOST_COMPARED]:
         first = candidates[group[0]]
-        verdict = table.compare(parts_of(first.encoding), places(first.extra))
+        verdict = table.compare(parts_of(first.encoding), coordinates(first.extra))
         item = Identified(first, verdict, table, shape)
         item.aliases = [candidates[k] for k in group[1:] if _is_alias(candidates[k], first)]
         if verdict.fits:
-            finish(item, places(first.extra))
+            finish(item, coordinates(first.extra))
             found.fitting.append(item)
         elif verdict.rms < NEAR * table.size and (
             found.closest is None
@@ -343,11 +346,12 @@ def rank_candidates(
     return found
 
 
-def _angle_error(candidate: Candidate, places: list[Tensor], rows: Tensor) -> float:
+def _angle_error(candidate: Candidate, coordinates: list[Tensor], rows: Tensor) -> float:
     """The rms error that float32 angles may have caused in the values of a candidate."""
     parts = parts_of(candidate.encoding)
     squares = sum(
-        float(angle_errors(part.wave, places[part.axis][rows].double(), part.channels).square().sum()) for part in parts
+        float(angle_errors(part.wave, coordinates[part.axis][rows].double(), part.channels).square().sum())
+        for part in parts
     )
     return math.sqrt(squares / (len(rows) * candidate.encoding.dim)) / BOUND
 

@@ -20,7 +20,7 @@ from . import rows as row_search
 from .candidates import Candidate, Found, Template, rank_candidates
 from .explain import channels_of, readings, wave_of
 from .fit import WELL, Channels, Fit, Noise, Samples, find, scattered, windows
-from .table import Refused, Table, angle_errors, coordinates
+from .table import Refused, Table, angle_errors, grid_coordinates
 
 STARTS = (0, 1, 2)
 NO_AXIS = -1
@@ -61,12 +61,12 @@ def search(table: Table, lengths: tuple[int, ...]) -> Found:
     if lines is None:
         raise Refused(f"its channels do not follow one axis each of a grid of {' x '.join(map(str, lengths))}")
     table.look()
-    places = coordinates(lengths, extra, table.number)
+    coordinates = grid_coordinates(lengths, extra, table.number)
     templates = templates_of(table.dim, len(lengths))
-    found = rank_candidates(table, list(_candidates(table, lines, templates, extra)), lambda _: places, lengths)
+    found = rank_candidates(table, list(_candidates(table, lines, templates, extra)), lambda _: coordinates, lengths)
     if not found.fitting:
         custom = _custom(table, lines, extra)
-        other = rank_candidates(table, [custom] if custom else [], lambda _: places, lengths)
+        other = rank_candidates(table, [custom] if custom else [], lambda _: coordinates, lengths)
         if other.fitting or not found.closest:
             found = other
     if not found.fitting and not found.closest:

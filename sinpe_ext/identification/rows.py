@@ -72,13 +72,13 @@ def search(table: Table, *, known: bool = False, strict: bool = False, exchanged
     samples = table.samples()
     _refuse_constant(samples)
     templates = templates_of(table.dim)
-    places = places_of(table)
-    found = rank_candidates(table, named(table, samples, templates), places, None)
+    coordinates = coordinates_of(table)
+    found = rank_candidates(table, named(table, samples, templates), coordinates, None)
     doubtful = bool(found.fitting) and not _fits_best(table, samples, found.fitting[0])
     if known and not doubtful:
         return found
     if doubtful or not found.fitting:
-        blind = rank_candidates(table, fitted(table, samples, templates, strict), places, None)
+        blind = rank_candidates(table, fitted(table, samples, templates, strict), coordinates, None)
         if blind.fitting or not (doubtful or found.closest) or (blind.closest and _is_closer(blind, found)):
             found = blind
     if not found.fitting and not found.closest:
@@ -154,7 +154,7 @@ def _is_closer(one: Found, other: Found) -> bool:
     return bool(one.closest and other.closest and one.closest.verdict.rms < 0.5 * other.closest.verdict.rms)
 
 
-def places_of(table: Table) -> Callable[[int], list[Tensor]]:
+def coordinates_of(table: Table) -> Callable[[int], list[Tensor]]:
     """A function that gives the positions of the rows, without start, after a number of extra rows."""
     return lambda extra: [torch.arange(table.number) - extra]
 

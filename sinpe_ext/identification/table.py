@@ -134,13 +134,13 @@ class Table:
             table = self.rows[rows].double()
             expected, allowed = torch.zeros_like(table), torch.zeros_like(table)
             for part in parts:
-                place = coordinates[part.axis][rows]
-                lowest = int(place.min())
-                along = torch.arange(lowest, int(place.max()) + 1, dtype=torch.float64)
+                position = coordinates[part.axis][rows]
+                lowest = int(position.min())
+                along = torch.arange(lowest, int(position.max()) + 1, dtype=torch.float64)
                 value, angle_error = part.wave.at(along, part.channels), angle_errors(part.wave, along, part.channels)
-                whole = len(along) == len(place)
-                expected[:, part.columns] = value if whole else value[place - lowest]
-                allowed[:, part.columns] = angle_error if whole else angle_error[place - lowest]
+                whole = len(along) == len(position)
+                expected[:, part.columns] = value if whole else value[position - lowest]
+                allowed[:, part.columns] = angle_error if whole else angle_error[position - lowest]
             allowed += expected.abs() * (2 * relative) + (relative / 8 + SLACK) * self.size + self.step
             off = (table - expected).abs()
             bad = (off > allowed).any(1)
@@ -262,11 +262,11 @@ def begins_with_sinusoids(tensor: Tensor) -> bool:
     return has_sinusoids(plane) or has_sinusoids(plane.T)
 
 
-def coordinates(lengths: Sequence[int], extra: int, number: int) -> list[Tensor]:
+def grid_coordinates(lengths: Sequence[int], extra: int, number: int) -> list[Tensor]:
     """For each axis the coordinate of each row of a flattened grid after `extra` rows."""
     inside = torch.arange(number) - extra
-    places = []
+    along_axes = []
     for axis in range(len(lengths)):
         after = math.prod(lengths[axis + 1 :])
-        places.append((inside // after % lengths[axis]).clamp_min(0))
-    return places
+        along_axes.append((inside // after % lengths[axis]).clamp_min(0))
+    return along_axes

@@ -94,7 +94,7 @@ class GivenPositions(ComputedRows):
         if self._sinpe_rank == 2 and positions.shape[1] != 1:
             return None
         held = self._sinpe_held()
-        kinds = [out for at, given, out in self._sinpe_dtypes if at == held and given == positions.dtype]
+        kinds = [out for at, input_dtype, out in self._sinpe_dtypes if at == held and input_dtype == positions.dtype]
         if not kinds:
             return None
         positions = positions.squeeze(1) if self._sinpe_rank == 2 else positions
@@ -109,8 +109,8 @@ class PositionRows(GivenPositions):
     _sinpe_argument: str = "x"
 
     def forward(self, *args: Any, **named: Any) -> Any:
-        given = args if not named else (*args, *(named[key] for key in named if key == self._sinpe_argument))
-        rows = self._sinpe_encoded(given[0]) if len(given) == 1 == len(args) + len(named) else None
+        inputs = args if not named else (*args, *(named[key] for key in named if key == self._sinpe_argument))
+        rows = self._sinpe_encoded(inputs[0]) if len(inputs) == 1 == len(args) + len(named) else None
         return super(DropIn, self).forward(*args, **named) if rows is None else rows  # type: ignore[misc]
 
 
@@ -137,13 +137,13 @@ class ScaledRows(ComputedRows):
     def forward(
         self, x: Tensor, pos: Tensor | None = None, seq_start_pos: Tensor | None = None, offset: Any = 0
     ) -> Tensor:
-        given = {} if type(offset) is int and offset == 0 else {"offset": offset}
+        options = {} if type(offset) is int and offset == 0 else {"offset": offset}
         own: Any = super(DropIn, self)
         held = self._sinpe_held()
         plain = pos is None or (pos.dim() == 1 and pos.dtype in (torch.int64, torch.int32, torch.float32))
         if seq_start_pos is not None or type(offset) is not int or not plain or self._sinpe_changed() or held is None:
-            found: Tensor = own.forward(x, pos, seq_start_pos, **given)
-            return found
+            rows: Tensor = own.forward(x, pos, seq_start_pos, **options)
+            return rows
         if pos is None:
             rows = table(x.shape[1], self._sinpe_encoding, start=offset, dtype=held, device=x.device)
         else:
@@ -201,26 +201,26 @@ def _scaled(module: Any, key: str, scale: str) -> list[Candidate] | Left | None:
     held = module._buffers[key]
     if held.is_meta or not calls_sine(owner(module).forward, type(module)):
         return None
-    dim, place = 2 * held.numel(), held.device
-    with quiet(place):
+    dim, device = 2 * held.numel(), held.device
+    with quiet(device):
         tried = isolated_copy(module)
         tried._parameters[scale] = nn.Parameter(torch.ones_like(tried._parameters[scale]))
-        rows, why = run(tried, torch.zeros(1, STEPS, dim, device=place))
+        rows, why = run(tried, torch.zeros(1, STEPS, dim, device=device))
     encoding = _known(rows, (STEPS, dim))
     if encoding is None:
         return Left(f"its rows are no convention that identify knows{f': {why}' if why else ''}")
     if not _holds(encoding, held):
         return Left(f"its rows are recognized, but its buffer `{key}` holds other frequencies", encoding)
-    with quiet(place):
+    with quiet(device):
         try:
-            _check_inputs(tried, torch.zeros(1, 3, dim, device=place), (key, scale))
+            _check_inputs(tried, torch.zeros(1, 3, dim, device=device), (key, scale))
         except Unclear as problem:
             return Left(f"its rows are recognized, but {problem}", encoding)
     slack = max(1.0, abs(float(module._parameters[scale].detach())))
     lengths = (1, 7, 2048)
-    probes = [Probe((torch.zeros(2, n, dim, device=place),), {}, float(n), slack) for n in lengths]
-    places = torch.tensor([5, 0, 999, 31], device=place)
-    probes += [Probe((probes[0].args[0],), {"pos": pos}, 1000.0, slack) for pos in (places, places + 0.25)]
+    probes = [Probe((torch.zeros(2, n, dim, device=device),), {}, float(n), slack) for n in lengths]
+    positions = torch.tensor([5, 0, 999, 31], device=device)
+    probes += [Probe((probes[0].args[0],), {"pos": pos}, 1000.0, slack) for pos in (positions, positions + 0.25)]
     if "offset" in parameters(module):
         probes += [Probe((probes[1].args[0],), {"offset": 9}, 16.0, slack)]
     options = {"_sinpe_scale": scale, "_sinpe_settings": _numbers(module)}
@@ -232,11 +232,11 @@ def _shaped(module: Any, key: str) -> list[Candidate] | Left | None:
     held = module._buffers[key]
     if held.is_meta or not calls_sine(owner(module).forward, type(module)):
         return None
-    place, wide = held.device, int(module.channels)
+    device, wide = held.device, int(module.channels)
     for axes, lengths in ((1, (STEPS,)), (2, (9, 14)), (3, (7, 8, 9))):
         dim = int(getattr(module, "org_channels", axes * wide))
-        tried, x = _without_cache(module), torch.zeros(1, *lengths, dim, device=place)
-        with quiet(place):
+        tried, x = _without_cache(module), torch.zeros(1, *lengths, dim, device=device)
+        with quiet(device):
             rows, _ = run(tried, x)
         if rows is None or rows.shape != (1, *lengths, dim):
             continue
@@ -247,7 +247,7 @@ def _shaped(module: Any, key: str) -> list[Candidate] | Left | None:
             encodings = [match.encoding for match in found if _holds(match.encoding, held)]
         if not encodings:
             return Left("its rows are no convention that identify knows")
-        with quiet(place):
+        with quiet(device):
             try:
                 _check_inputs(tried, x, (key, None))
             except Unclear as problem:
@@ -257,7 +257,7 @@ def _shaped(module: Any, key: str) -> list[Candidate] | Left | None:
         probes = []
         for dtype in HELD:
             for shape in shapes:
-                x = torch.randn(shape, generator=generator).to(device=place, dtype=dtype)
+                x = torch.randn(shape, generator=generator).to(device=device, dtype=dtype)
                 probes.append(Probe((x,), {}, float(max(shape)), 1.0, dtype == held.dtype))
         options = {"_sinpe_settings": _numbers(module)}
         form = "rows for the length of x" if axes == 1 else f"rows for the {axes} axes of x"
@@ -333,19 +333,21 @@ def _takes_positions(kind: type, name: str) -> bool:
 def _required(function: Any) -> int | None:
     """The number of arguments after self without a default; None if it cannot be determined."""
     try:
-        given = list(inspect.signature(function).parameters.values())[1:]
+        parameters = list(inspect.signature(function).parameters.values())[1:]
     except (TypeError, ValueError):
         return None
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    if any(each.kind not in plain and each.default is each.empty and each.kind != each.VAR_KEYWORD for each in given):
+    if any(
+        each.kind not in plain and each.default is each.empty and each.kind != each.VAR_KEYWORD for each in parameters
+    ):
         return None
-    return sum(each.kind in plain and each.default is each.empty for each in given)
+    return sum(each.kind in plain and each.default is each.empty for each in parameters)
 
 
 def _timesteps(module: Any) -> list[Candidate] | Left | None:
     """Candidates for a module without parameters whose forward returns rows at the given positions."""
-    place, tried = _device_of(module), isolated_copy(module)
-    steps = torch.arange(float(STEPS), device=place)
+    device, tried = _device_of(module), isolated_copy(module)
+    steps = torch.arange(float(STEPS), device=device)
     rank, rows = 1, run(tried, steps)[0]
     if rows is None or rows.dim() != 2 or len(rows) != STEPS:
         rank, rows = 2, run(tried, steps[:, None])[0]
@@ -355,9 +357,9 @@ def _timesteps(module: Any) -> list[Candidate] | Left | None:
     for spacing in SPACINGS:  # a large spacing of angles is less informative, so the last one found comes first
         if found and found[0].position_scale == 1.0:
             break
-        spaced = steps if spacing == 1.0 else steps.to(widest(place)) * spacing  # in float32 these would be rounded
-        given, _ = run(tried, _shape(spaced, rank))
-        encoding = _known(None if given is None else given.float(), tuple(rows.shape))
+        spaced = steps if spacing == 1.0 else steps.to(widest(device)) * spacing  # in float32 these would be rounded
+        spaced_rows, _ = run(tried, _shape(spaced, rank))
+        encoding = _known(None if spaced_rows is None else spaced_rows.float(), tuple(rows.shape))
         if encoding is not None:
             found.insert(0, encoding.replace(position_scale=float(encoding.position_scale) / spacing))
     if not found:
@@ -372,17 +374,17 @@ def _timesteps(module: Any) -> list[Candidate] | Left | None:
     candidates = []
     held_now = getattr(module, tables[0]).dtype if tables else None
     for encoding in found:
-        dtypes = _dtypes(lambda t, held: run_or_raise(_cast(tried, held), _shape(t, rank)), encoding, tables, place)
+        dtypes = _dtypes(lambda t, held: run_or_raise(_cast(tried, held), _shape(t, rank)), encoding, tables, device)
         options = {
             "_sinpe_rank": rank,
             "_sinpe_dtypes": dtypes,
             "_sinpe_argument": parameters(module)[0],
             "_sinpe_settings": settings(module),
         }
-        kinds = {given for held, given, _ in dtypes if held == held_now}
+        kinds = {input_dtype for held, input_dtype, _ in dtypes if held == held_now}
         probes = [
             Probe((_shape(t, rank),), {}, far, 1.0, t.dtype == torch.float32)
-            for t, far in _positions(encoding, place, kinds)
+            for t, far in _positions(encoding, device, kinds)
         ]
         candidates.append(Candidate(PositionRows, encoding, tables, probes, options, "rows of timesteps", True))
     return candidates
@@ -393,11 +395,11 @@ def _length_candidates(module: Any) -> list[Candidate] | Left | None:
     returns it."""
     if len(parameters(module)) != 1:
         return None
-    place, tried = _device_of(module), isolated_copy(module)
+    device, tried = _device_of(module), isolated_copy(module)
     widths = {value: key for key, value in vars(module).items() if type(value) is int and 2 <= value <= LONGEST}
     for width in list(widths)[:MOST_WIDTHS]:
         for shape in ((1, LENGTHS, width), (LENGTHS, 1, width)):
-            rows, _ = run(tried, torch.zeros(shape, device=place))
+            rows, _ = run(tried, torch.zeros(shape, device=device))
             if rows is None or not rows.is_floating_point() or rows.numel() != LENGTHS * width:
                 continue
             rows = rows.reshape(LENGTHS, width)
@@ -412,7 +414,7 @@ def _method_candidates(module: Any, name: str, required: int) -> list[Candidate]
     """Candidates for a module whose forward calls a method of its own for the rows, whatever it does with them."""
     if required != 1 or sum(value.numel() for value in module.parameters()) > LARGEST:
         return _static_method(module, name)
-    place, tried = _device_of(module), isolated_copy(module)
+    device, tried = _device_of(module), isolated_copy(module)
     seen: list[tuple[tuple[Any, ...], dict[str, Any], Any]] = []
     method = getattr(tried, name)
 
@@ -422,7 +424,7 @@ def _method_candidates(module: Any, name: str, required: int) -> list[Candidate]
         return out
 
     tried.__dict__[name] = recorded
-    steps = torch.arange(float(STEPS), device=place)
+    steps = torch.arange(float(STEPS), device=device)
     before, problem = _called(tried, steps)
     if not seen:
         return _static_method(module, name)
@@ -446,11 +448,11 @@ def _method_candidates(module: Any, name: str, required: int) -> list[Candidate]
     if len(seen) > 1:
         raise Unclear(f"{reason}its forward calls it {len(seen)} times", encoding)
     _reads_no_tensor(module, name, lambda method: method(steps, *args[1:], **named), reason, encoding)
-    dtypes = _dtypes(rows_of, encoding, (), place)
-    kinds = {given for _, given, _ in dtypes}
+    dtypes = _dtypes(rows_of, encoding, (), device)
+    kinds = {input_dtype for _, input_dtype, _ in dtypes}
     if torch.float32 not in kinds:
         raise Unclear(f"{reason}other rows are given for timesteps up to {EXACT[-1]:g}", encoding)
-    most = torch.arange(1000.0, device=place)
+    most = torch.arange(1000.0, device=device)
     try:
         apart = difference(rows_of(most), encode(most, encoding))
         limit = allowed(encoding, float(most[-1]), torch.float32)
@@ -458,8 +460,8 @@ def _method_candidates(module: Any, name: str, required: int) -> list[Candidate]
         raise Unclear(reason + str(differs), encoding) from None
     if not apart <= limit:
         raise Unclear(f"{reason}its rows differ by {apart:.2g}, where float32 angles explain {limit:.2g}", encoding)
-    slack = max(1.0, _gain(module, name, steps, place) * GAIN)
-    probes = [Probe((t,), {}, far, slack) for t, far in _positions(encoding, place, kinds & {torch.float32})]
+    slack = max(1.0, _gain(module, name, steps, device) * GAIN)
+    probes = [Probe((t,), {}, far, slack) for t, far in _positions(encoding, device, kinds & {torch.float32})]
     options = {
         "_sinpe_replaces": name,
         "_sinpe_rest": rest,
@@ -517,7 +519,7 @@ def _static_method(module: Any, name: str) -> Left | None:
     return Left(f"its method `{name}` is recognized, but its forward takes {asked}, not timesteps alone", encoding)
 
 
-def _gain(module: Any, name: str, steps: Tensor, place: torch.device) -> float:
+def _gain(module: Any, name: str, steps: Tensor, device: torch.device) -> float:
     """The largest ratio of a change of the output to a change of the rows, for a few random changes."""
     generator, largest, size = torch.Generator().manual_seed(3), 0.0, 2.0**-7
     outs: list[Tensor] = []
@@ -540,22 +542,22 @@ def _gain(module: Any, name: str, steps: Tensor, place: torch.device) -> float:
 
 
 def _dtypes(
-    rows_of: Callable[[Tensor, Any], Tensor], encoding: Encoding, tables: tuple[str, ...], place: torch.device
+    rows_of: Callable[[Tensor, Any], Tensor], encoding: Encoding, tables: tuple[str, ...], device: torch.device
 ) -> tuple[tuple[torch.dtype | None, torch.dtype, torch.dtype], ...]:
     """(dtype of the frequencies or None, of the positions, of the rows) for the dtypes for which the rows agree.
 
     If the module's frequencies have 16 bits, its own rows are inaccurate and are not compared: exact ones replace them.
     """
     scale = max(1.0, abs(float(encoding.position_scale)))
-    exact = torch.tensor(EXACT, device=place) if scale == 1.0 else torch.tensor(EXACT_PARTS, device=place)
+    exact = torch.tensor(EXACT, device=device) if scale == 1.0 else torch.tensor(EXACT_PARTS, device=device)
     found = []
     for held in HELD if tables else (None,):
-        for given in DTYPES:
+        for input_dtype in DTYPES:
             try:
-                if scale != 1.0 and not given.is_floating_point:
-                    t = torch.tensor((0, 1, 2), device=place).to(given)
+                if scale != 1.0 and not input_dtype.is_floating_point:
+                    t = torch.tensor((0, 1, 2), device=device).to(input_dtype)
                 else:
-                    t = exact.to(given)
+                    t = exact.to(input_dtype)
                 rows = rows_of(t, held)
             except Exception:  # a dtype that the module or the device lacks: the module's own forward will be called
                 continue
@@ -564,15 +566,15 @@ def _dtypes(
             ours = encode(t.float() if t.is_floating_point() else t, encoding, dtype=rows.dtype)
             limit = allowed(encoding, float(t.max()), rows.dtype)
             if (held is not None and held.itemsize == 2) or difference(rows, ours) <= limit:
-                found.append((held, given, rows.dtype))
+                found.append((held, input_dtype, rows.dtype))
     return tuple(found)
 
 
-def _positions(encoding: Encoding, place: torch.device, kinds: set[torch.dtype]) -> Iterator[tuple[Tensor, float]]:
+def _positions(encoding: Encoding, device: torch.device, kinds: set[torch.dtype]) -> Iterator[tuple[Tensor, float]]:
     """Yields positions to compare, and the largest: 1000 steps, or 0 to 1 if there is a scale."""
     most = max(1.0, abs(float(encoding.position_scale)))
-    fractions = torch.tensor([0.0, 0.5, 1.0, 1.75, 3.0], device=place) / most
-    yield torch.arange(1001.0, device=place) / most, 1000.0 / most
+    fractions = torch.tensor([0.0, 0.5, 1.0, 1.75, 3.0], device=device) / most
+    yield torch.arange(1001.0, device=device) / most, 1000.0 / most
     yield fractions, 3.0 / most
     yield fractions[:1], 1.0
     for dtype in DTYPES:
@@ -580,7 +582,7 @@ def _positions(encoding: Encoding, place: torch.device, kinds: set[torch.dtype])
             if dtype.is_floating_point:
                 yield fractions.to(dtype), 4.0 / most
             elif most == 1.0:
-                yield torch.arange(0, 1001, 111, device=place).to(dtype), 1000.0
+                yield torch.arange(0, 1001, 111, device=device).to(dtype), 1000.0
 
 
 def _known(rows: Tensor | None, shape: tuple[int, ...]) -> Encoding | None:

@@ -27,14 +27,14 @@ class PictureRows(DropIn):
 
     def _sinpe_places(self, padding: Tensor, dtype: torch.dtype) -> Tensor:
         """The encoding of the points of a padded feature map."""
-        places = _positions.from_mask_2d(
+        coordinates = _positions.from_mask_2d(
             padding,
             normalize=self._sinpe_normalize,
             scale=self._sinpe_scale,
             offset=self._sinpe_offset,
             dtype=None if self._sinpe_encoding.axes[0].angle == "exact" else torch.float32,
         )
-        return encode(places, self._sinpe_encoding, dtype=dtype).permute(0, 3, 1, 2)
+        return encode(coordinates, self._sinpe_encoding, dtype=dtype).permute(0, 3, 1, 2)
 
 
 class ShapeRows(PictureRows):

@@ -98,8 +98,10 @@ class PatchRows(DropIn):
             # An Encoding cannot be created in a graph, so the coordinates are scaled instead.
             factors = [self.base_size / length / self.interpolation_scale for length in whole]
             wide = widest(latent.device)
-            places = grid(shape, device=latent.device).to(wide) * torch.tensor(factors, dtype=wide).to(latent.device)
-            return add(patches, self._sinpe_encoding, positions=places.flatten(0, 1), grid_shape=shape)
+            coordinates = grid(shape, device=latent.device).to(wide) * torch.tensor(factors, dtype=wide).to(
+                latent.device
+            )
+            return add(patches, self._sinpe_encoding, positions=coordinates.flatten(0, 1), grid_shape=shape)
         return add(patches, self._sinpe_grid(whole), start=_corner(shape, whole), grid_shape=shape)
 
 
@@ -188,7 +190,7 @@ def _patches(module: Any) -> list[Candidate] | Left | None:
     largest, rows = module.pos_embed_max_size, pos_embed.numel() // pos_embed.shape[-1]
     if largest is None and (module.height != module.width or rows != module.height * module.width):
         return Left(f"its {rows} rows are of a square picture, its patches {module.height} x {module.width}")
-    places = convention("mae2d", pos_embed.shape[-1])
+    encoding = convention("mae2d", pos_embed.shape[-1])
     weight = module.proj.weight
     generator = torch.Generator().manual_seed(0)
 
@@ -202,7 +204,7 @@ def _patches(module: Any) -> list[Candidate] | Left | None:
     sizes = {(min(module.height, most), min(module.width, most)), (most, max(1, most // 2)), (max(1, most // 3), most)}
     sizes = {(min(height, 48), min(width, 48)) for height, width in sizes} if largest else sizes
     probes = [latent(*size) for size in sorted(sizes)]
-    return [Candidate(PatchRows, places, ("pos_embed",), probes, {}, "patches + rows")]
+    return [Candidate(PatchRows, encoding, ("pos_embed",), probes, {}, "patches + rows")]
 
 
 def _videos(module: Any) -> list[Candidate] | Left | None:
@@ -211,8 +213,10 @@ def _videos(module: Any) -> list[Candidate] | Left | None:
         return None
     if not (module.use_positional_embeddings or module.use_learned_positional_embeddings):
         return None
-    places, time = module.spatial_interpolation_scale, module.temporal_interpolation_scale
-    cells = convention("cogvideo3d", module.embed_dim).with_axes(position_scale=tuple(_inverse(time, places, places)))
+    spatial, temporal = module.spatial_interpolation_scale, module.temporal_interpolation_scale
+    encoding = convention("cogvideo3d", module.embed_dim).with_axes(
+        position_scale=tuple(_inverse(temporal, spatial, spatial))
+    )
     held = tensor_of(module, "pos_embedding")
     if held is not None and held.requires_grad:
         return Left("its pos_embedding is trained (requires_grad=True): freeze it first if it is not")
@@ -221,7 +225,7 @@ def _videos(module: Any) -> list[Candidate] | Left | None:
     if module.patch_size_t is not None:
         channels //= module.patch_size**2 * module.patch_size_t
     frames = (module.sample_frames - 1) // module.temporal_compression_ratio + 1
-    furthest = float(max(frames / time, module.sample_height, module.sample_width))
+    furthest = float(max(frames / temporal, module.sample_height, module.sample_width))
 
     def video(frames: int, height: int, width: int) -> Probe:
         text = torch.zeros(1, module.max_text_seq_length, weight.shape[1]).to(weight)
@@ -231,7 +235,7 @@ def _videos(module: Any) -> list[Candidate] | Left | None:
     if not module.use_learned_positional_embeddings:
         probes.append(video(1, 2 * module.patch_size, 3 * module.patch_size))
     tables = ("pos_embedding",) if held is not None else ()
-    return [Candidate(VideoRows, cells, tables, probes, {}, "text, then patches + rows")]
+    return [Candidate(VideoRows, encoding, tables, probes, {}, "text, then patches + rows")]
 
 
 def _inverse(*scales: Any) -> list[Any]:

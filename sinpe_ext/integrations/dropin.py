@@ -57,12 +57,12 @@ class DropIn:
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *rest: Any) -> None:
         super()._load_from_state_dict(state, prefix, metadata, *rest)  # type: ignore[misc]
         for name in self._sinpe_tables:
-            given, own = state.get(prefix + name), tensor_of(self, name)
-            if not isinstance(given, Tensor) or own is None or own.is_meta:
+            loaded, current = state.get(prefix + name), tensor_of(self, name)
+            if not isinstance(loaded, Tensor) or current is None or current.is_meta:
                 continue
-            rows = self._sinpe_rows(name, own)
-            found = given.shape == own.shape and not given.is_meta
-            if found and not measure.is_table(given.detach().to(rows.device), rows, self._sinpe_encoding):
+            rows = self._sinpe_rows(name, current)
+            has_shape = loaded.shape == current.shape and not loaded.is_meta
+            if has_shape and not measure.is_table(loaded.detach().to(rows.device), rows, self._sinpe_encoding):
                 warnings.warn(
                     f"{prefix}{name}: the checkpoint's table is not the encoding that this module was swapped for, "
                     f"{self._sinpe_encoding!r}; the module keeps its own encoding. Load the checkpoint before the swap",
@@ -192,9 +192,9 @@ def apply_replacement(module: nn.Module, tried: Any) -> None:
 
 def tensor_of(module: Any, name: str) -> Tensor | None:
     """A parameter, buffer or plain attribute of a module, if it is a tensor."""
-    for place in ("_parameters", "_buffers"):
-        if name in module.__dict__[place]:
-            found: Tensor | None = module.__dict__[place][name]
+    for members in ("_parameters", "_buffers"):
+        if name in module.__dict__[members]:
+            found: Tensor | None = module.__dict__[members][name]
             return found
     value = module.__dict__.get(name)
     return value if isinstance(value, Tensor) else None
@@ -210,9 +210,11 @@ def write(module: Any, name: str, rows: Tensor, *, in_place: bool) -> None:
             return
         except RuntimeError:  # an expanded tensor cannot be written to
             pass
-    for place in ("_parameters", "_buffers"):
-        if name in module.__dict__[place]:
-            module.__dict__[place][name] = nn.Parameter(rows, requires_grad=False) if place == "_parameters" else rows
+    for members in ("_parameters", "_buffers"):
+        if name in module.__dict__[members]:
+            module.__dict__[members][name] = (
+                nn.Parameter(rows, requires_grad=False) if members == "_parameters" else rows
+            )
             return
     module.__dict__[name] = rows
 
@@ -358,17 +360,17 @@ def _inside(value: Any) -> Any:
 
 def changed(module: nn.Module, path: tuple[Any, ...]) -> None:
     """Replaces the value at a path of a module, which is an `isolated_copy`, by another one."""
-    place: Any = next((held for held in (module._parameters, module._buffers) if path[0] in held), vars(module))
+    holder: Any = next((held for held in (module._parameters, module._buffers) if path[0] in held), vars(module))
     for key in path[:-1]:
-        place = _inside(place[key])
-    value = place[path[-1]]
+        holder = _inside(holder[key])
+    value = holder[path[-1]]
     if not isinstance(value, Tensor):
-        place[path[-1]] = other(value)
+        holder[path[-1]] = other(value)
     elif value.dtype == torch.bool:
-        place[path[-1]] = ~value
+        holder[path[-1]] = ~value
     else:
         made = value.detach() * 2 + 1
-        place[path[-1]] = nn.Parameter(made, value.requires_grad) if isinstance(value, nn.Parameter) else made
+        holder[path[-1]] = nn.Parameter(made, value.requires_grad) if isinstance(value, nn.Parameter) else made
 
 
 def other(value: Any) -> Any:

@@ -120,13 +120,13 @@ def compare(old: Any, new: Any, probe: Probe, encoding: Encoding | GridEncoding)
 
 
 @contextlib.contextmanager
-def quiet(place: torch.device | None = None) -> Iterator[None]:
-    """Context manager: no gradients, inference mode or autocast; restores the generators of the CPU and of `place`."""
+def quiet(device: torch.device | None = None) -> Iterator[None]:
+    """Context manager: no gradients, inference mode or autocast; restores the generators of the CPU and of `device`."""
     with torch.inference_mode(False), torch.no_grad(), contextlib.ExitStack() as stack:
-        for device in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        devices = [place] if place is not None and place.type == "cuda" else []
+        for device_type in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device_type):
+                stack.enter_context(torch.autocast(device_type, enabled=False))
+        devices = [device] if device is not None and device.type == "cuda" else []
         stack.enter_context(torch.random.fork_rng(devices=devices))
         yield
 

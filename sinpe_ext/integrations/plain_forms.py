@@ -205,16 +205,16 @@ class PlainRows(DropIn):
 
     def _sinpe_input(self, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
         """The single tensor that forward was called with."""
-        given = (*args, *named.values())
-        if len(given) != 1 or not isinstance(given[0], Tensor) or not {self._sinpe_argument}.issuperset(named):
+        inputs = (*args, *named.values())
+        if len(inputs) != 1 or not isinstance(inputs[0], Tensor) or not {self._sinpe_argument}.issuperset(named):
             got = ", ".join([*(type(value).__name__ for value in args), *named])
             raise TypeError(f"{self._sinpe_argument}: expected this one tensor, got {got or 'nothing'}; pass it alone")
-        if given[0].dim() not in self._sinpe_ranks:
+        if inputs[0].dim() not in self._sinpe_ranks:
             raise ValueError(
                 f"x: expected {' or '.join(map(str, self._sinpe_ranks))} dimensions, as before the swap, got shape "
-                f"{tuple(given[0].shape)}; reshape it"
+                f"{tuple(inputs[0].shape)}; reshape it"
             )
-        return given[0]
+        return inputs[0]
 
 
 class AddRows(PlainRows):
@@ -361,17 +361,17 @@ def _adding(
         if by_batch == by_time:
             raise Unclear("it does not add one row to each token")
         sequence = 1 if by_batch else 0
-    given = at_zero if at_zero.dim() == 2 else at_zero.select(1 - sequence, 0)
+    result = at_zero if at_zero.dim() == 2 else at_zero.select(1 - sequence, 0)
     check_stateless(tried, noise)
     check_no_other_inputs(tried, noise, (key, learned))
     factor: Any = 1.0
     if learned is None:
-        factor = _factor(tried, dim, given, rows[: len(given)], "rows")
+        factor = _factor(tried, dim, result, rows[: len(result)], "rows")
     scale = _factor(tried, dim, run_or_raise(tried, noise) - at_zero, noise, "x")
     if learned is not None:
-        factor = _learned(tried, learned, given, rows[: len(given)], at_zero)
+        factor = _learned(tried, learned, result, rows[: len(result)], at_zero)
     form = f"{_times(scale)}x + {_times(factor)}rows"
-    placed = rows[: len(given)] if at_zero.dim() == 2 else rows[: len(given)].unsqueeze(1 - sequence)
+    placed = rows[: len(result)] if at_zero.dim() == 2 else rows[: len(result)].unsqueeze(1 - sequence)
     times, factor, named = as_attributes(tried, scale, factor, noise, placed)
     options: dict[str, Any] = {"_sinpe_sequence": sequence, "_sinpe_scale": times, "_sinpe_factor": factor}
     options["_sinpe_settings"] = settings(tried, named)
@@ -381,7 +381,7 @@ def _adding(
     _differentiates(tried, noise)
     ranks = [3] if at_zero.dim() == 3 else [2]
     flat, _ = run(tried, torch.zeros(LENGTH, dim).to(held))
-    if flat is not None and ranks == [3] and flat.shape == (LENGTH, dim) and same_values(flat, given[:LENGTH]):
+    if flat is not None and ranks == [3] and flat.shape == (LENGTH, dim) and same_values(flat, result[:LENGTH]):
         ranks = [2, 3]
     options["_sinpe_ranks"] = tuple(ranks)
     shapes = _shapes(ranks, sequence, rows)
@@ -395,20 +395,20 @@ def _adding(
 def _returning(tried: Any, key: str | None, held: Tensor, encoding: Encoding, x: Tensor) -> list[Candidate]:
     """The candidate for a forward that returns rows for the length of x."""
     dim = held.shape[-1]
-    given = run_or_raise(tried, x)
+    result = run_or_raise(tried, x)
     forms = {
         (LENGTH, dim): (2,), (1, LENGTH, dim): (1, 2), (LENGTH, 1, dim): (2, 1), (BATCH, LENGTH, dim): (0, 2),
         (BATCH, dim): (2,), (1, BATCH, dim): (1, 2), (BATCH, 1, dim): (2, 1),
     }  # fmt: skip
-    if given.dtype != held.dtype or tuple(given.shape) not in forms:
-        raise Unclear(f"its forward gives a tensor of shape {tuple(given.shape)} for one of {tuple(x.shape)}")
-    sequence = 1 if LENGTH in given.shape[:-1] else 0
-    options: dict[str, Any] = {"_sinpe_sequence": sequence, "_sinpe_form": forms[tuple(given.shape)]}
+    if result.dtype != held.dtype or tuple(result.shape) not in forms:
+        raise Unclear(f"its forward gives a tensor of shape {tuple(result.shape)} for one of {tuple(x.shape)}")
+    sequence = 1 if LENGTH in result.shape[:-1] else 0
+    options: dict[str, Any] = {"_sinpe_sequence": sequence, "_sinpe_form": forms[tuple(result.shape)]}
     options["_sinpe_ranks"] = (x.dim(),)
     options["_sinpe_argument"] = parameters(tried)[0]
     inputs = inputs_of(tried, x)
     for another in inputs:
-        if not same_values(run_or_raise(tried, another), given):
+        if not same_values(run_or_raise(tried, another), result):
             raise Unclear("its forward does something else with x than to give rows for its length")
     check_stateless(tried, inputs[0])
     check_no_other_inputs(tried, inputs[0], (key, None))
@@ -424,7 +424,7 @@ def _returning(tried: Any, key: str | None, held: Tensor, encoding: Encoding, x:
         probes = [_noise(shape, dtype, held, len(rows)) for dtype in DTYPES for shape in shapes]
         ids = inputs_of(tried, torch.zeros(BATCH, LENGTH, dtype=torch.long, device=held.device))
         outs = [run(tried, other)[0] for other in ids]
-        if sequence and not options["_sinpe_follows"] and all(same_values(out, given) for out in outs):
+        if sequence and not options["_sinpe_follows"] and all(same_values(out, result) for out in outs):
             options["_sinpe_ranks"] = (2, 3)  # BERT-pytorch calls it with token ids
             probes += [Probe((other,), {}, len(rows)) for other in ids]
     return [Candidate(GiveRows, encoding, (key,) if key else (), probes, options, "rows for the length of x", True)]
@@ -465,11 +465,11 @@ def _factor(tried: Any, dim: int, got: Tensor, of: Tensor, what: str) -> float:
     return nearest
 
 
-def _learned(tried: Any, name: str, given: Tensor, rows: Tensor, zeros: Tensor) -> str:
+def _learned(tried: Any, name: str, result: Tensor, rows: Tensor, zeros: Tensor) -> str:
     """The name of the parameter by which the rows are multiplied. Raises Unclear if it does something else."""
     other = isolated_copy(tried)
     held = other._parameters[name] = nn.Parameter(tried._parameters[name].detach() * 2 + 0.5)
-    for value, got in ((float(tried._parameters[name]), given), (float(held), None)):
+    for value, got in ((float(tried._parameters[name]), result), (float(held), None)):
         if got is None:
             changed = run_or_raise(other, torch.zeros_like(zeros))
             got = changed.reshape(zeros.shape)

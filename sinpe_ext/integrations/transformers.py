@@ -152,9 +152,9 @@ class GivenOrTokenRows(TokenOrEmbeddingRows):
         if position_ids is None:
             return super().forward(input_ids, inputs_embeds, past_key_values_length)
         rows = self._sinpe_at(position_ids)
-        given = input_ids if input_ids is not None else inputs_embeds
-        assert given is not None
-        batch, length = given.shape[:2]
+        inputs = input_ids if input_ids is not None else inputs_embeds
+        assert inputs is not None
+        batch, length = inputs.shape[:2]
         return rows.view(batch, length, -1)
 
 
@@ -190,14 +190,14 @@ class FairseqRows(BufferRows):
     ) -> Tensor:
         ids = not (input.is_floating_point() or input.is_complex() or input.dtype == torch.bool)
         if positions is not None or others or not ids or input.dim() != 2 or getattr(self, "onnx_trace", False):
-            given = others if positions is None else {"positions": positions, **others}
+            options = others if positions is None else {"positions": positions, **others}
             own: Any = super(DropIn, self)
-            found: Tensor = own.forward(input, incremental_state, timestep, **given)
-            return found
+            rows: Tensor = own.forward(input, incremental_state, timestep, **options)
+            return rows
         batch, length = input.shape
         if incremental_state is None:
-            places, _ = _positions.from_padding_idx(input, self.padding_idx)
-            return self._sinpe_found(places, self.padding_idx + 1 + length)
+            absolute, _ = _positions.from_padding_idx(input, self.padding_idx)
+            return self._sinpe_found(absolute, self.padding_idx + 1 + length)
         if timestep is None:
             step = torch.full((1, 1), self.padding_idx + length, device=input.device)
             return self._sinpe_found(step, self.padding_idx + length + 1).expand(batch, 1, -1)
@@ -347,6 +347,6 @@ def _probes(mixin: type[BufferRows], module: nn.Module, rows: int, dim: int, wei
         embeds = torch.zeros(1, 1, 1, device=device).expand(2, 7, dim)
         found += [Probe((), {"inputs_embeds": embeds, **extra}, first + 12) for extra in ({}, past)]
     if mixin is GivenOrTokenRows:
-        given = torch.randint(0, min(rows, 12), (3, 9), generator=generator).to(device)
-        found.append(Probe((ids,), {"position_ids": given}, 12))
+        position_ids = torch.randint(0, min(rows, 12), (3, 9), generator=generator).to(device)
+        found.append(Probe((ids,), {"position_ids": position_ids}, 12))
     return found

@@ -42,11 +42,11 @@ class Mismatch(NamedTuple):
 
 def table_of(layer: SinusoidalPositionalEncoding, device: torch.device | str | None = None) -> Tensor | None:
     """The float32 table for the buffer `pe` of a layer with persistent_table=True; None for other layers."""
-    places = layer.grid_shape if layer.max_len is None else layer.max_len
-    if not layer.persistent_table or places is None:
+    length = layer.grid_shape if layer.max_len is None else layer.max_len
+    if not layer.persistent_table or length is None:
         return None
     rest: Any = {"flatten": True} if layer.grid_shape is not None else {}
-    table = functional.table(places, layer.encoding, extra_tokens=layer.extra_tokens, device=device, **rest)
+    table = functional.table(length, layer.encoding, extra_tokens=layer.extra_tokens, device=device, **rest)
     return table.unsqueeze(0 if layer.batch_first else 1)
 
 
@@ -121,22 +121,22 @@ def _warn(layer: SinusoidalPositionalEncoding, prefix: str, problem: Mismatch) -
 
 def reshape_alpha(layer: nn.Module, state: dict[str, Any], prefix: str) -> None:
     """Reshapes an alpha of shape () in a checkpoint to a parameter of shape (1,), and the other way round."""
-    held, given = layer._parameters.get("alpha"), state.get(prefix + "alpha")
-    if held is not None and isinstance(given, Tensor) and given.numel() == 1 and held.dim() + given.dim() == 1:
-        reshaped = given.reshape(held.shape)
+    held, loaded = layer._parameters.get("alpha"), state.get(prefix + "alpha")
+    if held is not None and isinstance(loaded, Tensor) and loaded.numel() == 1 and held.dim() + loaded.dim() == 1:
+        reshaped = loaded.reshape(held.shape)
         # torch cannot shard a 0-d tensor, so a distributed checkpoint has the whole value on every rank.
         state[prefix + "alpha"] = _sharded_as(held, reshaped) if is_dtensor(held) else reshaped
 
 
-def _sharded_as(held: Any, given: Any) -> Tensor:
+def _sharded_as(held: Any, loaded: Any) -> Tensor:
     """Shards a tensor that is whole on every rank in the same way as the DTensor `held`, without communication."""
     from torch.distributed.tensor import DTensor, Replicate
 
     mesh = held.device_mesh
-    if not is_dtensor(given):
+    if not is_dtensor(loaded):
         device = mesh.device_type if held.is_meta else held.device
-        given = DTensor.from_local(given.to(device), mesh, [Replicate()] * mesh.ndim, run_check=False)
-    sharded: Tensor = given.redistribute(mesh, held.placements)
+        loaded = DTensor.from_local(loaded.to(device), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    sharded: Tensor = loaded.redistribute(mesh, held.placements)
     return sharded
 
 

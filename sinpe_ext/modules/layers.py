@@ -184,13 +184,13 @@ class SinusoidalPositionalEncoding(nn.Module):
         seq_dim = 0 if not self.batch_first and isinstance(x, Tensor) and x.dim() > 2 else -2
         if self.channel_dim != -1 and isinstance(x, Tensor) and self.channel_dim % max(x.dim(), 1) == x.dim() - 2:
             seq_dim = -1  # (batch, channels, sequence)
-        places = self.grid_shape if grid_shape is None else grid_shape
-        given = (x, self.encoding, positions, start, self.scale, self.alpha, padding_mask,
-                 seq_dim, self.channel_dim, p, seed, places, self.extra_tokens)  # fmt: skip
+        grid_shape = self.grid_shape if grid_shape is None else grid_shape
+        arguments = (x, self.encoding, positions, start, self.scale, self.alpha, padding_mask,
+                 seq_dim, self.channel_dim, p, seed, grid_shape, self.extra_tokens)  # fmt: skip
         is_limited = self.max_len is not None and (positions is not None or not self._is_within(x, start, seq_dim))
-        encoded = None if is_limited else small.call("add", given, None)
+        encoded = None if is_limited else small.call("add", arguments, None)
         if encoded is None:
-            call = add_call(AddArguments(*given))
+            call = add_call(AddArguments(*arguments))
             if self.max_len is not None:
                 shared.check_limit(call, self.max_len)
             encoded = call.result()
@@ -356,12 +356,12 @@ class SinusoidalEmbedding(nn.Embedding):
         shared.check_required_positions(self, ids, positions)
         p, others = shared.rate(self._modules.get("dropout"))
         seq_dim = -1 if self.batch_first else 0
-        given = (ids, self.weight, self.encoding, positions, start, self.scale, self.alpha, p, seed,
+        arguments = (ids, self.weight, self.encoding, positions, start, self.scale, self.alpha, p, seed,
                  self.padding_idx, padding_mask, self.sparse, self.encode_padding, seq_dim)  # fmt: skip
         is_limited = self.max_len is not None and (positions is not None or not self._is_within(ids, start, seq_dim))
-        encoded = None if is_limited else small.call("embed", given)
+        encoded = None if is_limited else small.call("embed", arguments)
         if encoded is None:
-            call = embed_call(EmbedArguments(*given))
+            call = embed_call(EmbedArguments(*arguments))
             if self.max_len is not None:
                 shared.check_limit(call, self.max_len)
             encoded = call.result()

@@ -77,17 +77,17 @@ def is_within(first: Any, rows: Any, max_len: int) -> bool:
     return not torch_state.read().traced and type(first) is int and 0 <= first <= max_len - rows
 
 
-def is_fx_proxy(given: Any) -> bool:
+def is_fx_proxy(value: Any) -> bool:
     """Whether the input of a layer is a torch.fx.Proxy, as under torch.fx.symbolic_trace."""
-    return not isinstance(given, Tensor) and isinstance(given, torch.fx.Proxy)
+    return not isinstance(value, Tensor) and isinstance(value, torch.fx.Proxy)
 
 
-def record_fx_call(layer: nn.Module, given: Any, **options: Any) -> Any:
+def record_fx_call(layer: nn.Module, value: Any, **options: Any) -> Any:
     """Records the call of a layer as one call_module node: the layer is a leaf module, as those of torch.nn are.
 
     torch.fx recognizes leaf modules by the module name torch.nn, so the layer has to record itself.
     """
-    return given.tracer.create_proxy("call_module", given.tracer.path_of_module(layer), (given,), options)
+    return value.tracer.create_proxy("call_module", value.tracer.path_of_module(layer), (value,), options)
 
 
 def check_limit(call: Any, max_len: int) -> None:

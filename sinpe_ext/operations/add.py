@@ -143,10 +143,10 @@ def cached_by_value(function: Callable[..., _Result]) -> Callable[..., _Result]:
 
 
 @cached_by_value
-def _constants(given: Any, dim: int, columns: Any, probability: Any) -> tuple[Any, int, Tensor | None]:
+def _constants(value: Any, dim: int, columns: Any, probability: Any) -> tuple[Any, int, Tensor | None]:
     """(encoding, drop_threshold, packed plan on the CPU); the first three arguments are those of `resolve.encoding`.
     There is no plan for an encoding that kernels do not support, nor in a graph, which has its own."""
-    encoding = resolve.encoding(given, dim, columns)
+    encoding = resolve.encoding(value, dim, columns)
     drop_threshold = values.drop_threshold(probability)
     has_plan = encoding.angle == "exact" and not _is_compiling()
     return encoding, drop_threshold, pack_plan(encoding) if has_plan else None
@@ -205,7 +205,7 @@ class Sum:
         has_kernel: whether an operator computes the result; none does for float32 angles, empty tensors and tensors
             without data.
         encoding: the encoding.
-        given: the caller's arguments for the encoding.
+        encoding_arguments: the caller's arguments for the encoding.
         columns: (first channel, number of channels) of a shard that has only some of the encoding's channels.
         row_offset: index of the first row of a shard in the whole.
         whole_rows: number of rows of the whole.
@@ -236,21 +236,21 @@ class Sum:
         """The argument that the others must match."""
         raise NotImplementedError
 
-    def set_rows(self, width: int, given: Any) -> None:
+    def set_rows(self, width: int, arguments: Any) -> None:
         """Checks and stores the arguments that `AddArguments` and `EmbedArguments` share; `width` is the number of
         channels, for an encoding given by name or not at all."""
         self.is_empty = 0 in self.shape
-        self.given: plans.Given = given.encoding, width, self.columns
-        self.encoding, self.drop_threshold, plan = _constants(*self.given, given.dropout)
+        self.encoding_arguments: plans.EncodingArguments = arguments.encoding, width, self.columns
+        self.encoding, self.drop_threshold, plan = _constants(*self.encoding_arguments, arguments.dropout)
         self.plan = None if self.device.type == "cuda" else plan
         # Not cached by `cached_by_value`: 0.0 and -0.0 are equal, but results differ in sign.
-        scale, alpha, mask = given.scale, given.alpha, given.padding_mask
+        scale, alpha, mask = arguments.scale, arguments.alpha, arguments.padding_mask
         self.scale: float = scale if type(scale) is float else checks.number("scale", scale)
-        if type(alpha) is not float or not checks.is_one(alpha):
+        if type(alpha) is not float or self.state.compiling or alpha != 1.0:
             self.set_alpha(alpha)
         self.padding_mask = None if mask is None else checks.padding_mask(mask, self.target())
-        self.set_positions(given.positions, given.start)
-        self.seed_argument = None if given.seed is None else checks.seed(given.seed, self.device)
+        self.set_positions(arguments.positions, arguments.start)
+        self.seed_argument = None if arguments.seed is None else checks.seed(arguments.seed, self.device)
         self.has_kernel = self.encoding.angle == "exact" and not (self.is_empty or self.has_no_data)
 
     def set_alpha(self, alpha: Any) -> None:
@@ -269,7 +269,7 @@ class Sum:
 
     def whole_dim(self) -> int:
         """Number of channels of the encoding; the data may have fewer, as a shard."""
-        return self.encoding.dim if self.columns is None else resolve.encoding(*self.given[:2]).dim
+        return self.encoding.dim if self.columns is None else resolve.encoding(*self.encoding_arguments[:2]).dim
 
     def set_positions(self, positions: Any, start: Any) -> None:
         """Checks and stores positions, or start if there are none."""
@@ -316,7 +316,7 @@ class Sum:
     def packed_plan(self) -> Tensor:
         """The plan as the operators take it, if it is not in `plan`."""
         if self.state.compiling:
-            return plans.graph_plan(*self.given, self.device)
+            return plans.graph_plan(*self.encoding_arguments, self.device)
         return pack_plan(self.encoding, self.device)
 
     def alpha_tensor(self) -> Tensor | None:
@@ -332,11 +332,11 @@ class Sum:
         """The rows of the encoding in the type of the sum, broadcastable to `shape`; differentiable."""
         length, acc, positions = self.shape[-2], accumulation(self.dtype), self.positions
         if positions is None:
-            rows = encoded_rows.table(self.given, length, self.start, acc, self.device)
+            rows = encoded_rows.table(self.encoding_arguments, length, self.start, acc, self.device)
         else:
             if self.positions_are_starts:
                 positions = positions + torch.arange(length, device=self.device)
-            rows = encoded_rows.encode(self.given, positions, acc)
+            rows = encoded_rows.encode(self.encoding_arguments, positions, acc)
         return arranged(rows, len(self.shape))
 
     def sum(self, x: Tensor) -> Tensor:
@@ -394,10 +394,10 @@ class SequenceAdd(Sum):
 
     form: Any
 
-    def __init__(self, given: AddArguments, part: Part | None = None) -> None:
-        self.set_x(given)
-        shape = given.x.shape
-        seq_dim, channel_dim = given.seq_dim, given.channel_dim
+    def __init__(self, arguments: AddArguments, part: Part | None = None) -> None:
+        self.set_x(arguments)
+        shape = arguments.x.shape
+        seq_dim, channel_dim = arguments.seq_dim, arguments.channel_dim
         # Other types than int are not cached: a tensor may change.
         form_of = _form if type(seq_dim) is int and type(channel_dim) is int else _make_form
         self.form = form = form_of(len(shape), seq_dim, channel_dim)
@@ -407,17 +407,17 @@ class SequenceAdd(Sum):
             self.whole_rows, width = shape[rows_at], operator.index(shape[channels_at])
         else:
             width = self.set_part(part, rows_at, channels_at, shape)
-        self.set_rows(width, given)
+        self.set_rows(width, arguments)
         if width != self.encoding.dim:
             dim = self.whole_dim()
-            if width != dim and (given.encoding is not None or width):
+            if width != dim and (arguments.encoding is not None or width):
                 checks.channels(shape, width, dim)
         if self.drop_threshold and (part is not None or not form.is_canonical or self.state.compiling):
             self.rng_offsets = form.rng_offsets(shape, part)
 
-    def set_x(self, given: AddArguments) -> None:
+    def set_x(self, arguments: AddArguments) -> None:
         """Checks and stores x, and reads what intercepts the call."""
-        x, self.arguments = given.x, given
+        x, self.arguments = arguments.x, arguments
         self.state = torch_state.read()
         if self.state.jit_tracing:
             refuse_jit_trace()

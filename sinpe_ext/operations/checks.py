@@ -408,9 +408,9 @@ def ids(value: Any, weight: Tensor) -> Tensor:
     return value.long()
 
 
-def has_padding(given: bool) -> None:
+def has_padding(has_padding_idx: bool) -> None:
     """Raises ValueError for `encode_padding=False` without a padding_idx."""
-    if not given:
+    if not has_padding_idx:
         raise ValueError("encode_padding: expected a padding_idx with encode_padding=False, got None; pass one")
 
 

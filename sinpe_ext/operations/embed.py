@@ -64,14 +64,14 @@ class EmbedCall(Sum):
     If `part` is given, the result is a shard of a larger tensor.
     """
 
-    def __init__(self, given: EmbedArguments, part: Part | None = None) -> None:
+    def __init__(self, arguments: EmbedArguments, part: Part | None = None) -> None:
         self.state = torch_state.read()
         if self.state.jit_tracing:
             refuse_jit_trace()
-        weight = checks.weight(given.weight)
-        ids = checks.ids(given.ids, weight)
+        weight = checks.weight(arguments.weight)
+        ids = checks.ids(arguments.ids, weight)
         rank = ids.dim()
-        self.form = (_form if type(given.seq_dim) is int else _make_form)(rank, given.seq_dim)
+        self.form = (_form if type(arguments.seq_dim) is int else _make_form)(rank, arguments.seq_dim)
         rows_at, _ = self.form.axes
         self.weight, self.ids = weight, ids if rows_at == rank - 1 else ids.movedim(rows_at, -1)
         self.num_embeddings, channels = weight.shape
@@ -83,18 +83,18 @@ class EmbedCall(Sum):
             self.whole_rows, width = result[rows_at], result[-1]
         else:
             width = self.set_part(part, rows_at, rank, result)
-        padding_idx, sparse = given.padding_idx, given.sparse
+        padding_idx, sparse = arguments.padding_idx, arguments.sparse
         self.padding_idx = -1 if padding_idx is None else checks.padding_idx(padding_idx, self.num_embeddings)
-        self.set_rows(width, given)
+        self.set_rows(width, arguments)
         if width != self.encoding.dim:
             dim = self.whole_dim()
-            if width != dim and (given.encoding is not None or width):
+            if width != dim and (arguments.encoding is not None or width):
                 checks.weight_channels(weight, width, dim)
         in_graph = self.state.compiling
         if in_graph or (self.drop_threshold and (part is not None or not self.form.is_canonical)):
             self.rng_offsets = self.form.rng_offsets(result, part)
         self.sparse = sparse if type(sparse) is bool else values.flag("sparse", sparse)
-        if given.encode_padding is not True and not values.flag("encode_padding", given.encode_padding):
+        if arguments.encode_padding is not True and not values.flag("encode_padding", arguments.encode_padding):
             self._mask_padding()
 
     def target(self) -> checks.Target:

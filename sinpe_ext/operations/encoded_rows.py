@@ -23,7 +23,7 @@ from .dropout import Dropout, scaled
 from .plans import (
     PLAN_ANGULAR_FREQUENCIES,
     PLAN_PARTNER,
-    Given,
+    EncodingArguments,
     PlanAngularFrequencies,
     PlanPartner,
     _kinds,
@@ -37,16 +37,16 @@ from .plans import (
 )
 
 
-def table(given: Given, length: Any, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+def table(of: EncodingArguments, length: Any, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Rows at positions encoding.start + start, ..., encoding.start + start + length - 1; start may be a 0-d tensor."""
-    encoding = resolve.encoding(*given)
+    encoding = resolve.encoding(*of)
     state = torch_state.read()
     if (state.fake or device.type == "meta") and not state.fx_tracing:
         return torch.empty((length, encoding.dim), dtype=dtype, device=device)
     if encoding.angle != "exact" or isinstance(start, Tensor):
-        return encode(given, torch.arange(length, device=device) + (encoding.start + start), dtype)
+        return encode(of, torch.arange(length, device=device) + (encoding.start + start), dtype)
     if state.compiling:
-        return _table_in_graph(given, length, start, dtype, device)
+        return _table_in_graph(of, length, start, dtype, device)
     if not (state.fx_tracing or loader.compiled(device.type)):
         return reference.table(_plan_of(encoding), length, encoding.start + start, dtype, device)
     try:
@@ -58,11 +58,11 @@ def table(given: Given, length: Any, start: Any, dtype: torch.dtype, device: tor
         raise
 
 
-def encode(given: Given, positions: Tensor, dtype: torch.dtype) -> Tensor:
+def encode(of: EncodingArguments, positions: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows at int64, float32 or float64 positions, differentiable."""
     if torch.compiler.is_compiling():
-        return _encode_in_graph(given, positions, dtype)
-    encoding = resolve.encoding(*given)
+        return _encode_in_graph(of, positions, dtype)
+    encoding = resolve.encoding(*of)
     if encoding.angle != "exact":
         return float32_angle.encode(encoding, positions, dtype)
     packed_plan, state = pack_plan(encoding, positions.device), torch_state.read()
@@ -82,9 +82,9 @@ def _rows_at(positions: Tensor, packed_plan: Tensor, dim: int, dtype: torch.dtyp
     if not (state.fx_tracing or loader.compiled(positions.device.type)):
         return reference.encode(decoded(packed_plan), positions.detach(), dtype)
     # When tracing, positions are not detached: their gradient may be needed when the graph runs.
-    given = positions.detach() if positions.requires_grad and not state.fx_tracing else positions
+    detached = positions.detach() if positions.requires_grad and not state.fx_tracing else positions
     try:
-        result: Tensor = ENCODE(Encode(given.contiguous(), packed_plan, dim, dtype))
+        result: Tensor = ENCODE(Encode(detached.contiguous(), packed_plan, dim, dtype))
         return result
     except RuntimeError:
         torch.empty((*positions.shape, dim), dtype=dtype, device=positions.device)
@@ -137,26 +137,26 @@ def _derivative(
     ) * angular_frequencies.to(positions.device, acc)
 
 
-def _table_in_graph(given: Given, length: Any, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _table_in_graph(of: EncodingArguments, length: Any, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     """`table` of an exact encoding, for a graph."""
-    encoding = resolve.encoding(*given)
+    encoding = resolve.encoding(*of)
     if torch_state.is_exporting():
         return onnx.table(_plan_of(encoding), length, start, dtype, device)
-    rows: Tensor = TABLE.op(graph_plan(*given, device), start, length, encoding.dim, dtype)
+    rows: Tensor = TABLE.op(graph_plan(*of, device), start, length, encoding.dim, dtype)
     return rows if rows.device.type == device.type else rows.to(device)
 
 
-def _encode_in_graph(given: Given, positions: Tensor, dtype: torch.dtype) -> Tensor:
+def _encode_in_graph(of: EncodingArguments, positions: Tensor, dtype: torch.dtype) -> Tensor:
     """`encode` for a graph."""
-    encoding, device = resolve.encoding(*given), positions.device
+    encoding, device = resolve.encoding(*of), positions.device
     if encoding.angle != "exact":
-        number = slot(*given, device)
-        ladder, kinds = _ladder[number](*given, device), _kinds[number](*given, device)
-        multiply, factor = _order(*given)
+        number = slot(*of, device)
+        ladder, kinds = _ladder[number](*of, device), _kinds[number](*of, device)
+        multiply, factor = _order(*of)
         return float32_angle.rows(positions, ladder, kinds, multiply, factor, encoding.amplitude, dtype)
     if torch_state.is_exporting():
         return onnx.encode(_plan_of(encoding), positions, dtype)
-    rows: Tensor = ENCODE.op(positions.contiguous(), graph_plan(*given, device), encoding.dim, dtype)
+    rows: Tensor = ENCODE.op(positions.contiguous(), graph_plan(*of, device), encoding.dim, dtype)
     return rows
 
 

@@ -68,20 +68,20 @@ class GridForm:
         self.extra = checks.extra_tokens(of.extra_tokens)
         self.channels_at = checks.axis("channel_dim", of.channel_dim, rank)
         others = [d for d in range(rank) if d != self.channels_at]
-        given = None if grid_shape is None else checks.grid_lengths("grid_shape", grid_shape, axes)
+        grid_shape = None if grid_shape is None else checks.grid_lengths("grid_shape", grid_shape, axes)
         rows_at = checks.axis("seq_dim", seq_dim, rank)
         if axes == 1 and seq_dim == -2 and rows_at == self.channels_at and others:
             rows_at = others[-1]  # channels first
         if is_flat is None:
-            is_flat = axes == 1 or self._decide(of, given, axes, others, rows_at)
+            is_flat = axes == 1 or self._decide(of, grid_shape, axes, others, rows_at)
         self.is_flat = is_flat
         if self.is_flat:
             checks.two_dimensions(rows_at, self.channels_at, seq_dim, of.channel_dim)
             self.rows_at = [rows_at]
             size = shape[rows_at] - self.extra
-            if size < 0 or (given is not None and size != math.prod(given)):
-                self._refuse(shape, given)
-            self.lengths: tuple[int, ...] = (size,) if given is None else given
+            if size < 0 or (grid_shape is not None and size != math.prod(grid_shape)):
+                self._refuse(shape, grid_shape)
+            self.lengths: tuple[int, ...] = (size,) if grid_shape is None else grid_shape
         else:
             if rows_at != rank - 2:
                 raise ValueError(
@@ -101,12 +101,12 @@ class GridForm:
         self.rng_offsets = [self.first + (self.extra * steps[self.rows_at[0]] if self.is_flat else 0)]
         self.rng_offsets += [*(steps[d] for d in self.batch_at), steps[self.rows_at[-1]], steps[self.channels_at]]
 
-    def _decide(self, of: _GridArguments, given: Any, axes: int, others: list[int], rows_at: int) -> bool:
-        """Whether the grid is flattened in the sequence; `given` is grid_shape, `others` all dimensions except the
+    def _decide(self, of: _GridArguments, grid_shape: Any, axes: int, others: list[int], rows_at: int) -> bool:
+        """Whether the grid is flattened in the sequence; `others` are all dimensions except the
         channels."""
         rank, shape, positions = len(of.shape), tuple(of.shape), of.positions_shape
         at = others[len(others) - axes :]
-        if given is None:
+        if grid_shape is None:
             has_positions = positions is not None and len(positions) > 1
             if rank > axes + 1 and not self.extra:
                 if positions is not None and 2 <= len(positions) <= 3 and positions[-2] == shape[rows_at]:
@@ -123,26 +123,26 @@ class GridForm:
                 f"grid_shape=({', '.join('HWD'[:axes] if axes < 4 else ['...'])}), of grid points in x's sequence, or "
                 "of dimensions of an x without batch; for channels first also channel_dim"
             )
-        if rows_at != self.channels_at and shape[rows_at] == self.extra + math.prod(given):
+        if rows_at != self.channels_at and shape[rows_at] == self.extra + math.prod(grid_shape):
             return True
-        if len(others) >= axes and tuple(shape[d] for d in at) == given and not self.extra:
+        if len(others) >= axes and tuple(shape[d] for d in at) == grid_shape and not self.extra:
             self._check_channels_outside(at)
             return False
-        self._refuse(of.shape, given)
+        self._refuse(of.shape, grid_shape)
         return True
 
-    def _refuse(self, of: Sequence[int], given: Any) -> None:
+    def _refuse(self, of: Sequence[int], grid_shape: Any) -> None:
         """Raises ValueError for a grid_shape, or extra_tokens, that does not match the shape of x."""
         shape = tuple(of)
-        if given is None:
+        if grid_shape is None:
             raise ValueError(
                 f"extra_tokens: expected at most {shape[self.rows_at[0]]}, the sequence of x of shape {shape}, got "
                 f"{self.extra}; lower it"
             )
         raise ValueError(
-            f"grid_shape: expected a sequence of {self.extra + math.prod(given)} rows (extra_tokens and "
-            f"{' * '.join(map(str, given))} grid points) or the dimensions {given} in x, got x of shape {shape}; pass "
-            "the grid_shape, seq_dim and channel_dim of x"
+            f"grid_shape: expected a sequence of {self.extra + math.prod(grid_shape)} rows (extra_tokens and "
+            f"{' * '.join(map(str, grid_shape))} grid points) or the dimensions {grid_shape} in x, got x of shape "
+            f"{shape}; pass the grid_shape, seq_dim and channel_dim of x"
         )
 
     def _check_channels_outside(self, rows_at: Sequence[int]) -> None:
@@ -320,7 +320,7 @@ class GridAdd(SequenceAdd):
         is_unsupported_shard: whether x is a shard that no kernel supports: some channels of a grid, or rows that are
             not evenly spaced in the whole.
         is_single_encoding: whether one encoding covers all channels; if not, each piece of a grid covers some of them,
-            and there is no `encoding` and no `given`.
+            and there is no `encoding` and no `encoding_arguments`.
         grid: the GridEncoding; None in a graph.
         shape: shape of x in canonical form, without extra tokens.
         positions: as in Sum; for a grid (1 or B, S, axes).
@@ -336,42 +336,42 @@ class GridAdd(SequenceAdd):
     starts: list[Any]
     grid: Any
 
-    def __init__(self, given: AddArguments, part: Part | None = None, is_flat: bool | None = None) -> None:
-        self.set_x(given)
-        x, positions, encoding = self.x, given.positions, given.encoding
+    def __init__(self, arguments: AddArguments, part: Part | None = None, is_flat: bool | None = None) -> None:
+        self.set_x(arguments)
+        x, positions, encoding = self.x, arguments.positions, arguments.encoding
         values.check_storage_bounds("x", x)  # here, because views of x are created before a kernel could check
         if positions is not None:
             values.dense_tensor("positions", positions)
         shapes = x.shape, None if positions is None else tuple(positions.shape)
-        lengths = given.grid_shape
+        lengths = arguments.grid_shape
         if isinstance(lengths, (list, tuple)):
             lengths = tuple(lengths)
-        seq_dim, channel_dim, extra_tokens = given.seq_dim, given.channel_dim, given.extra_tokens
+        seq_dim, channel_dim, extra_tokens = arguments.seq_dim, arguments.channel_dim, arguments.extra_tokens
         # Other types than int are not cached: 4.0 equals 4, and a tensor may change.
         numbers = seq_dim, channel_dim, extra_tokens, *(lengths if type(lengths) is tuple else ())
         is_cached = (lengths is None or type(lengths) is tuple) and {*map(type, numbers)} == {int}
         constants_of = _grid_constants if is_cached else _make_grid_constants
         known = constants_of(
-            *shapes, encoding, lengths, seq_dim, channel_dim, extra_tokens, given.dropout, part, is_flat
+            *shapes, encoding, lengths, seq_dim, channel_dim, extra_tokens, arguments.dropout, part, is_flat
         )
         self.form, self.firsts, self.grid, self.grid_given = known.form, known.firsts, known.grid, known.grid_given
         self.columns, self.drop_threshold = known.columns, known.drop_threshold
         self.is_single_encoding, self.is_exact = known.is_single_encoding, known.is_exact
         self.front_rng_offsets = known.front_rng_offsets
-        scale = given.scale
+        scale = arguments.scale
         self.scale = scale if type(scale) is float else checks.number("scale", scale)
         form = self.form
         self.whole_rows, self.is_whole = form.points, part is None
         self.shape = torch.Size(form.canonical_shape)
-        if type(given.alpha) is not float or not checks.is_one(given.alpha):
-            self.set_alpha(given.alpha)
+        if type(arguments.alpha) is not float or self.state.compiling or arguments.alpha != 1.0:
+            self.set_alpha(arguments.alpha)
         if part is not None:  # checked, and in canonical form
-            self.positions, self.starts, self.padding_mask = positions, given.start, given.padding_mask
+            self.positions, self.starts, self.padding_mask = positions, arguments.start, arguments.padding_mask
         elif known.is_grid:
-            self._set_coordinates(given, form)
+            self._set_coordinates(arguments, form)
         else:
-            self._set_sequence_after_extra_tokens(given)
-        self.seed_argument = None if given.seed is None else checks.seed(given.seed, self.device)
+            self._set_sequence_after_extra_tokens(arguments)
+        self.seed_argument = None if arguments.seed is None else checks.seed(arguments.seed, self.device)
         self.rng_offsets = form.rng_offsets
         self.is_empty = 0 in x.shape
         has_some_channels_of_grid = self.columns is not None and not self.is_single_encoding
@@ -383,31 +383,31 @@ class GridAdd(SequenceAdd):
     def target(self) -> checks.Target:
         return checks.Target("x", self.x.shape, self.device, self.form.batch, self.form.points)
 
-    def _set_sequence_after_extra_tokens(self, given: AddArguments) -> None:
+    def _set_sequence_after_extra_tokens(self, arguments: AddArguments) -> None:
         """Checks the arguments of a one-dimensional encoding with extra tokens, as without them."""
         self.encoding = resolve.encoding(*self.grid_given)
-        self.set_positions(given.positions, given.start)
-        mask = given.padding_mask
+        self.set_positions(arguments.positions, arguments.start)
+        mask = arguments.padding_mask
         self.padding_mask = None if mask is None else checks.padding_mask(mask, self.target())
         self.starts = [self.start]
 
-    def _set_coordinates(self, given: AddArguments, form: GridForm) -> None:
+    def _set_coordinates(self, arguments: AddArguments, form: GridForm) -> None:
         """Checks and stores positions, start and padding_mask of a grid."""
-        axes, mask = len(self.firsts), given.padding_mask
-        shapes = form.shapes() if given.positions is not None or mask is not None else []
+        axes, mask = len(self.firsts), arguments.padding_mask
+        shapes = form.shapes() if arguments.positions is not None or mask is not None else []
         self.padding_mask = None if mask is None else checks.grid_padding_mask(mask, shapes, self.x)
         self.positions: Tensor | None = None
         self.starts = [0] * axes
-        if given.positions is not None:
-            checks.start_beside_positions(given.start)
-            self.positions = checks.grid_positions(given.positions, axes, shapes, self.x)
+        if arguments.positions is not None:
+            checks.start_beside_positions(arguments.start)
+            self.positions = checks.grid_positions(arguments.positions, axes, shapes, self.x)
             return
         if self.state.context_parallel:
             checks.refuse_in_context_parallel()
-        if type(given.start) is int and given.start == 0 and not any(self.firsts):
+        if type(arguments.start) is int and arguments.start == 0 and not any(self.firsts):
             return
         batch = form.batch if form.batch_at else None
-        found = checks.grid_starts(given.start, self.firsts, form.lengths, batch, self.device)
+        found = checks.grid_starts(arguments.start, self.firsts, form.lengths, batch, self.device)
         if isinstance(found, Tensor):
             self.positions = self._implicit_coordinates([0] * axes) + found.unsqueeze(1)
         else:
@@ -419,8 +419,8 @@ class GridAdd(SequenceAdd):
         if self.columns is not None:
             first, count = self.columns
             self.columns = min(first, width - 1), max(count, 1)  # one channel broadcasts to data without channels
-        self.given = value, width, 0 if is_grid else self.columns
-        self.encoding = resolve.encoding(*self.given)
+        self.encoding_arguments = value, width, 0 if is_grid else self.columns
+        self.encoding = resolve.encoding(*self.encoding_arguments)
         if self.positions is not None:
             self.positions = self.positions.select(-1, 0) if self.positions.dim() > 2 else self.positions
         elif isinstance(self.starts[0], Tensor):

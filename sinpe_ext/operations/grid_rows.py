@@ -46,14 +46,14 @@ def table(
     value: Any, dim: int, lengths: Sequence[int], starts: Sequence[Any], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """The encoding of the whole grid, (*lengths, dim)."""
-    places = layout(value, dim)
+    pieces = layout(value, dim)
     parts = []
-    for k, (axis, _, _, width, _) in enumerate(places):
+    for k, (axis, _, _, width, _) in enumerate(pieces):
         rows = encoded_rows.table((value, dim, k), lengths[axis], starts[axis], dtype, device)
         shape = [1] * len(lengths)
         shape[axis] = lengths[axis]
         parts.append(rows.reshape(*shape, width).expand(*lengths, width))
-    return combined(parts, places, lengths, dim, dtype, device)
+    return combined(parts, pieces, lengths, dim, dtype, device)
 
 
 def encode(value: Any, dim: int, positions: Tensor, dtype: torch.dtype) -> Tensor:
@@ -67,11 +67,11 @@ def encode(value: Any, dim: int, positions: Tensor, dtype: torch.dtype) -> Tenso
         elif arrangement == "grouped":
             rows = rows.unflatten(-1, (2, rows.shape[-1] // 2)).transpose(-3, -2).flatten(-2)
         return rows.flatten(-2)
-    places = layout(value, dim)
+    pieces = layout(value, dim)
     parts = [
-        encoded_rows.encode((value, dim, k), positions.select(-1, place[0]), dtype) for k, place in enumerate(places)
+        encoded_rows.encode((value, dim, k), positions.select(-1, piece[0]), dtype) for k, piece in enumerate(pieces)
     ]
-    return combined(parts, places, positions.shape[:-1], dim, dtype, positions.device)
+    return combined(parts, pieces, positions.shape[:-1], dim, dtype, positions.device)
 
 
 def ordered(positions: Tensor, order: Sequence[int]) -> Tensor:
@@ -82,21 +82,21 @@ def ordered(positions: Tensor, order: Sequence[int]) -> Tensor:
 
 
 def combined(
-    parts: list[Tensor], places: Any, shape: Sequence[int], dim: int, dtype: torch.dtype, device: torch.device
+    parts: list[Tensor], pieces: Any, shape: Sequence[int], dim: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """Combines the pieces into all channels; channels that no piece covers are zero. Differentiable."""
-    steps, filled = {step for _, _, step, _, _ in places}, sum(width for _, _, _, width, _ in places)
+    steps, filled = {step for _, _, step, _, _ in pieces}, sum(width for _, _, _, width, _ in pieces)
     if len(parts) == 1 and filled == dim:
         return parts[0].contiguous()
     if steps == {1}:
         if filled < dim:
             parts = [*parts, torch.zeros((), dtype=dtype, device=device).expand(*shape, dim - filled)]
         return torch.cat(parts, -1)
-    if len({width for _, _, _, width, _ in places}) == 1 and filled == dim and steps == {len(parts)}:
+    if len({width for _, _, _, width, _ in pieces}) == 1 and filled == dim and steps == {len(parts)}:
         return torch.stack(parts, -1).flatten(-2)
     at = [filled] * dim  # index of each channel in the concatenation of all pieces and a zero
-    for k, (_, first, step, width, _) in enumerate(places):
-        before = sum(place[3] for place in places[:k])
+    for k, (_, first, step, width, _) in enumerate(pieces):
+        before = sum(piece[3] for piece in pieces[:k])
         at[first : first + (width - 1) * step + 1 : step] = range(before, before + width)
     zero = torch.zeros((), dtype=dtype, device=device).expand(*shape, 1)
     return torch.cat([*parts, zero], -1).index_select(-1, torch.tensor(at, device=device))

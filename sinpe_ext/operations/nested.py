@@ -57,9 +57,9 @@ class _Ragged(NamedTuple):
     max_seqlen: int | None
 
 
-def _ragged(given: Any) -> _Ragged:
+def _ragged(jagged: Any) -> _Ragged:
     """The lengths of a jagged tensor."""
-    return _Ragged(given.offsets(), given._maybe_min_seqlen, given._maybe_max_seqlen)
+    return _Ragged(jagged.offsets(), jagged._maybe_min_seqlen, jagged._maybe_max_seqlen)
 
 
 def _wrapped(values: Tensor, ragged: _Ragged) -> Tensor:
@@ -75,10 +75,10 @@ class _Values(torch.autograd.Function):
     """The values of a jagged tensor, differentiable."""
 
     @staticmethod
-    def forward(ctx: Any, given: Any) -> Tensor:
-        ctx.ragged = _ragged(given)
+    def forward(ctx: Any, jagged: Any) -> Tensor:
+        ctx.ragged = _ragged(jagged)
         ctx.set_materialize_grads(False)
-        values: Tensor = given.values()
+        values: Tensor = jagged.values()
         return values.detach()
 
     @staticmethod
@@ -116,21 +116,21 @@ class Sequences:
         longest: number of rows of the longest sequence; 1 if the offsets are not read.
     """
 
-    def __init__(self, name: str, given: Any) -> None:
-        self.name, self.given, self.shape = name, given, tuple(given.shape)
-        if given._ragged_idx != 1:
+    def __init__(self, name: str, jagged: Any) -> None:
+        self.name, self.jagged, self.shape = name, jagged, tuple(jagged.shape)
+        if jagged._ragged_idx != 1:
             raise ValueError(
                 f"{name}: expected sequences of different lengths along dimension 1, (batch, sequence, ...), got "
-                f"dimension {given._ragged_idx} in shape {self.shape}; transpose it"
+                f"dimension {jagged._ragged_idx} in shape {self.shape}; transpose it"
             )
-        if given.lengths() is not None:
+        if jagged.lengths() is not None:
             raise ValueError(
                 f"{name}: expected jagged sequences that lie one behind the other, got one with lengths, whose "
                 f"values have gaps; pass {name}.contiguous()"
             )
-        self.values: Tensor = _Values.apply(given) if _is_differentiated(given) else given.values()
+        self.values: Tensor = _Values.apply(jagged) if _is_differentiated(jagged) else jagged.values()
         strided_tensor(name, self.values)
-        ends = given.offsets()
+        ends = jagged.offsets()
         self.ends, self.count = ends.long().contiguous(), ends.shape[0] - 1
         self.longest = self._longest() if should_check_values(ends) else 1
 
@@ -148,7 +148,7 @@ class Sequences:
 
     def like(self, values: Tensor) -> Tensor:
         """A jagged tensor with other values and the same offsets."""
-        wrapped: Tensor = (_Wrapped.apply if _is_differentiated(values) else _wrapped)(values, _ragged(self.given))
+        wrapped: Tensor = (_Wrapped.apply if _is_differentiated(values) else _wrapped)(values, _ragged(self.jagged))
         return wrapped
 
     def values_of(self, name: str, value: Any) -> Tensor:
@@ -225,36 +225,36 @@ class _JaggedCall(Sum):
 class JaggedAdd(_JaggedCall, SequenceAdd):
     """`add` of a jagged tensor: a SequenceAdd on its values."""
 
-    def __init__(self, given: AddArguments) -> None:
-        self.sequences = of = Sequences("x", given.x)
-        if not given.is_sequence():
+    def __init__(self, arguments: AddArguments) -> None:
+        self.sequences = of = Sequences("x", arguments.x)
+        if not arguments.is_sequence():
             raise ValueError(
                 "encoding, grid_shape, extra_tokens: expected an encoding of one dimension, None and 0 for a jagged x, "
-                f"got {values.shown(given.encoding)}, {values.shown(given.grid_shape)} and "
-                f"{values.shown(given.extra_tokens)}; call add(x.values(), ...) with positions of its rows"
+                f"got {values.shown(arguments.encoding)}, {values.shown(arguments.grid_shape)} and "
+                f"{values.shown(arguments.extra_tokens)}; call add(x.values(), ...) with positions of its rows"
             )
-        of.check_no_padding_mask(given.padding_mask)
+        of.check_no_padding_mask(arguments.padding_mask)
         rank = len(of.shape)
         if rank < 3:
             raise ValueError(
                 "x: expected a jagged tensor of 3 dimensions or more, (batch, sequence, channels), got shape "
                 f"{of.shape}; unsqueeze it"
             )
-        of.check_seq_dim(given.seq_dim)
-        channels_at = checks.axis("channel_dim", given.channel_dim, rank)
-        checks.two_dimensions(1, channels_at, given.seq_dim, given.channel_dim)
+        of.check_seq_dim(arguments.seq_dim)
+        channels_at = checks.axis("channel_dim", arguments.channel_dim, rank)
+        checks.two_dimensions(1, channels_at, arguments.seq_dim, arguments.channel_dim)
         if channels_at == 0:
             raise ValueError(
-                f"channel_dim: expected a dimension behind the sequences of a jagged x, got {given.channel_dim} for "
-                f"shape {of.shape}; pass -1"
+                "channel_dim: expected a dimension behind the sequences of a jagged x, got "
+                f"{arguments.channel_dim} for shape {of.shape}; pass -1"
             )
-        super().__init__(given._replace(x=of.values, seq_dim=0, channel_dim=channels_at - 1))
+        super().__init__(arguments._replace(x=of.values, seq_dim=0, channel_dim=channels_at - 1))
 
     def result(self) -> Tensor:
         return self.sequences.like(super().result())
 
     def result_in_place(self) -> Tensor:
-        x = self.sequences.given
+        x = self.sequences.jagged
         memory.in_place(x)
         if _is_compiling() or self.needs_grad(self.x):
             return x.copy_(self.result())
@@ -269,12 +269,12 @@ class JaggedAdd(_JaggedCall, SequenceAdd):
 class JaggedEmbed(_JaggedCall, EmbedCall):
     """`embed` of jagged ids: an EmbedCall on their values."""
 
-    def __init__(self, given: EmbedArguments) -> None:
-        self.sequences = of = Sequences("ids", given.ids)
-        strided_tensor("weight", given.weight)  # not a DTensor
-        of.check_no_padding_mask(given.padding_mask)
-        of.check_seq_dim(given.seq_dim)
-        super().__init__(given._replace(ids=of.values, seq_dim=0))
+    def __init__(self, arguments: EmbedArguments) -> None:
+        self.sequences = of = Sequences("ids", arguments.ids)
+        strided_tensor("weight", arguments.weight)  # not a DTensor
+        of.check_no_padding_mask(arguments.padding_mask)
+        of.check_seq_dim(arguments.seq_dim)
+        super().__init__(arguments._replace(ids=of.values, seq_dim=0))
 
     def result(self) -> Tensor:
         return self.sequences.like(super().result())

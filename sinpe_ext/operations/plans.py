@@ -186,9 +186,9 @@ PLAN_ANGULAR_FREQUENCIES = Operator(
 
 # ------------------------------------------------------------------------------------------ constants of a graph
 # The compiler must not trace into an Encoding or a plan. The functions decorated with `constant_in_graph` run while it
-# traces, and their results are constants of the graph. They take the caller's arguments for the encoding, `Given`,
-# because a constant of the graph cannot be passed to another such function. Constants are created on the device of the
-# result: one on the CPU would be copied in every run of the graph, and would prevent the use of CUDA graphs.
+# traces, and their results are constants of the graph. They take `EncodingArguments`, because a constant of the graph
+# cannot be passed to another such function. Constants are created on the device of the result: one on the CPU would be
+# copied in every run of the graph, and would prevent the use of CUDA graphs.
 
 constant_in_graph = handle.constant_in_graph()
 
@@ -197,16 +197,13 @@ if constant_in_graph is handle.by_handle:  # torch 2.11: adapt the functions dec
     for _name in ("encoding", "grid", "grid_dim_and_starts"):
         setattr(resolve, _name, handle.by_handle(getattr(resolve, _name)))
 
+
 Piece: TypeAlias = int | tuple[int, int] | None
-
-
-Given: TypeAlias = tuple[Any, int | None, Piece]  # the arguments of resolve.encoding
-
-
+EncodingArguments: TypeAlias = tuple[Any, int | None, Piece]  # the arguments of resolve.encoding
 Constant: TypeAlias = Callable[[Any, int | None, Piece, torch.device], torch.Tensor]
 
 
-def given(encoding: Any, dim: int | None = None) -> Given:
+def encoding_arguments(encoding: Any, dim: int | None = None) -> EncodingArguments:
     """The caller's arguments for the encoding; a dim that is a symbolic int becomes a number."""
     is_int = isinstance(encoding, int) and not isinstance(encoding, bool)
     return (operator.index(encoding) if is_int else encoding), dim, None

@@ -38,18 +38,18 @@ def call(name: str, *arguments: Any) -> Tensor | None:
     return result
 
 
-def _plan(given: Any, dim: int) -> tuple[Tensor, int, int, int] | None:
+def _plan(encoding: Any, dim: int) -> tuple[Tensor, int, int, int] | None:
     """The packed plan of an `encoding` argument for `dim` channels: (tensor, address, number of elements, start of the
     encoding); None if the kernels do not support it. For a dim of 0 the argument must be an Encoding."""
-    if dim and (given is None or type(given) is str):
+    if dim and (encoding is None or type(encoding) is str):
         try:
-            given = None if resolve.is_grid(given) else resolve.encoding(given, dim)
+            encoding = None if resolve.is_grid(encoding) else resolve.encoding(encoding, dim)
         except (TypeError, ValueError):  # the general path raises the error of the first invalid argument
             return None
-    if type(given) is not Encoding or given.angle != "exact" or given.dim != (dim or given.dim):
+    if type(encoding) is not Encoding or encoding.angle != "exact" or encoding.dim != (dim or encoding.dim):
         return None
-    packed_plan = pack_plan(given)
-    return packed_plan, packed_plan.data_ptr(), packed_plan.numel(), given.start
+    packed_plan = pack_plan(encoding)
+    return packed_plan, packed_plan.data_ptr(), packed_plan.numel(), encoding.start
 
 
 def _grid(given: tuple[Any, ...]) -> tuple[Any, ...] | None:

@@ -33,18 +33,19 @@ class TableArguments(NamedTuple):
     dim: Any = None
 
 
-def table(given: TableArguments) -> Tensor:
+def table(arguments: TableArguments) -> Tensor:
     """`sinpe_ext.table` without a device mesh."""
     refuse_jit_trace()
-    dtype, dim = checks.table_dtype(given.dtype, given.device, given.out), resolve.dim_beside(given.encoding, given.dim)
-    given = given._replace(dtype=dtype, dim=dim)
-    is_grid = resolve.is_grid(given.encoding)
-    if is_grid or checks.extra_tokens(given.extra_tokens):
-        return _of_grid(given if is_grid else given._replace(length=(given.length,)))
-    length, start, device, out = given.length, given.start, given.device, given.out
-    known = plans.given(given.encoding, dim)
+    dtype = checks.table_dtype(arguments.dtype, arguments.device, arguments.out)
+    dim = resolve.dim_beside(arguments.encoding, arguments.dim)
+    arguments = arguments._replace(dtype=dtype, dim=dim)
+    is_grid = resolve.is_grid(arguments.encoding)
+    if is_grid or checks.extra_tokens(arguments.extra_tokens):
+        return _of_grid(arguments if is_grid else arguments._replace(length=(arguments.length,)))
+    length, start, device, out = arguments.length, arguments.start, arguments.device, arguments.out
+    known = plans.encoding_arguments(arguments.encoding, dim)
     encoding = resolve.encoding(*known)
-    values.flag("flatten", given.flatten)
+    values.flag("flatten", arguments.flatten)
     rows: Any = length  # ints, or symbolic ints of a graph
     first: Any = start
     if not _is_compiling():
@@ -60,7 +61,7 @@ def table(given: TableArguments) -> Tensor:
     return encoded_rows.table(known, rows, first, dtype, device)
 
 
-def _into(out: Tensor, length: int, known: plans.Given, start: int) -> Tensor:
+def _into(out: Tensor, length: int, known: plans.EncodingArguments, start: int) -> Tensor:
     """`table` with `out`, by the kernel if it can write to a tensor with these strides."""
     encoding = resolve.encoding(*known)
     if tuple(out.shape) != (length, encoding.dim):
@@ -81,14 +82,20 @@ def _into(out: Tensor, length: int, known: plans.Given, start: int) -> Tensor:
     return out
 
 
-def _of_grid(given: TableArguments) -> Tensor:
+def _of_grid(arguments: TableArguments) -> Tensor:
     """`table` of a GridEncoding, or with extra tokens."""
-    length, encoding, dtype, device, out = given.length, given.encoding, given.dtype, given.device, given.out
-    dim, firsts = resolve.grid_dim_and_starts(encoding, given.dim)
+    length, encoding, dtype, device, out = (
+        arguments.length,
+        arguments.encoding,
+        arguments.dtype,
+        arguments.device,
+        arguments.out,
+    )
+    dim, firsts = resolve.grid_dim_and_starts(encoding, arguments.dim)
     lengths = checks.grid_lengths("length", length, len(firsts))
-    extra = checks.extra_tokens(given.extra_tokens)
+    extra = checks.extra_tokens(arguments.extra_tokens)
     points = math.prod(lengths)
-    shape = (extra + points, dim) if values.flag("flatten", given.flatten) or extra else (*lengths, dim)
+    shape = (extra + points, dim) if values.flag("flatten", arguments.flatten) or extra else (*lengths, dim)
     if out is not None:
         if tuple(out.shape) != shape:
             raise ValueError(f"out: expected shape {shape}, got {tuple(out.shape)}; pass a tensor of that shape")
@@ -101,9 +108,9 @@ def _of_grid(given: TableArguments) -> Tensor:
         where = default if device is None else torch.device(device) if _is_compiling() else checks.torch_device(device)
         if not _is_compiling():
             values.addressable("length", extra + points, dim, dtype.itemsize)
-    starts = checks.grid_starts(given.start, firsts, lengths, None, where)
+    starts = checks.grid_starts(arguments.start, firsts, lengths, None, where)
     rows = grid_rows.table(encoding, dim, lengths, starts, dtype, where)
-    if given.flatten or extra:
+    if arguments.flatten or extra:
         rows = rows.flatten(0, -2)
     if extra:
         rows = torch.cat([rows.new_zeros((extra, dim)), rows])
@@ -117,13 +124,13 @@ def encode(positions: Any, encoding: Any, dim: Any, dtype: torch.dtype, allow_16
         dim = resolve.dim_beside(encoding, dim)
     if resolve.is_grid(encoding):
         return _of_coordinates(positions, encoding, dim, dtype, allow_16bit)
-    given = plans.given(encoding, dim)
-    encoding = resolve.encoding(*given)
+    encoding_arguments = plans.encoding_arguments(encoding, dim)
+    encoding = resolve.encoding(*encoding_arguments)
     positions = checks.positions(positions, allow_16bit=allow_16bit)
     checks.float_dtype("dtype", dtype)
     if not _is_compiling():
         values.addressable("positions", positions.numel(), encoding.dim, dtype.itemsize)
-    return encoded_rows.encode(given, positions, dtype)
+    return encoded_rows.encode(encoding_arguments, positions, dtype)
 
 
 def _of_coordinates(positions: Any, encoding: Any, dim: int | None, dtype: torch.dtype, allow_16bit: bool) -> Tensor:
