@@ -292,7 +292,7 @@ def embed(
         seq_dim: dimension of ids that holds the sequence. positions, start and padding_mask are batch-first whatever
             seq_dim is; the batch is the first remaining dimension.
     Returns:
-        `(*ids.shape, channels)` in the dtype of weight; contiguous if seq_dim is the last dimension.
+        `(*ids.shape, channels)` in the dtype of weight; contiguous if ids is.
     Raises:
         IndexError for an id outside of weight, before anything is written; otherwise as `add`. On CUDA the ids are not
         read back for this check: such an id gives a row of NaN and no gradient, unless the environment variable

@@ -62,8 +62,8 @@ class Derivative(NamedTuple):
 class Operator:
     """One operator, called with a record of operands, and with `out` if it writes to one.
 
-    The fields of the record are the arguments of the operator, in the same order and with the same names in
-    Python, in the schema and in the C interface.
+    The fields of the record are the arguments in the schema. `sinpe_add_arguments` and the other structs of the C
+    interface (csrc/include/sinpe/sinpe.h) have their names, too.
 
     A call chooses what computes the result:
 
@@ -105,19 +105,19 @@ class Operator:
         without = None if derivative is None else derivative.without
         self._without = None if without is None else record._fields.index(without)
         types = [_TYPES[hint.__forward_arg__] for hint in record.__annotations__.values()]
-        fields, kinds = [*record._fields], [*types]
         self._count, self._tensor_count = len(types), sum(kind.startswith("Tensor") for kind in types)
+        arguments = list(zip(types, record._fields, strict=True))
         if returns == "()":
-            fields, kinds = [*fields, "out"], [*kinds, "Tensor(a!)"]
-        arguments = ", ".join(f"{kind} {field}" for kind, field in zip(kinds, fields, strict=True))
+            arguments.append(("Tensor(a!)", "out"))
+        schema = f"{name}({', '.join(map(' '.join, arguments))}) -> {returns}"
         # The places of tensors among the operands; a plan is never differentiated and always an ordinary tensor.
-        listed = enumerate(zip(kinds, fields, strict=True))
+        listed = enumerate(arguments)
         self._tensors = [k for k, (kind, field) in listed if kind.startswith("Tensor") and field != "plan"]
         library = registration.once("library", lambda: registration.fragment(NAMESPACE))
 
         def register() -> None:
             of_torch = f"{NAMESPACE}::{name}"
-            library.define(f"{name}({arguments}) -> {returns}", tags=(torch.Tag.pt2_compliant_tag, *tags))
+            library.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
             library.impl(name, self._one_by_one(reference), "CompositeExplicitAutograd")
             torch.library.register_fake(of_torch, self._one_by_one(fake or _nothing), lib=library)
             if vmap is not None:

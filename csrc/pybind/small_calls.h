@@ -470,6 +470,14 @@ inline bool describe_rows(PyObject* object, const sinpe_add_arguments& a, int64_
          is_within_storage(object, *t, (batch - 1) * strides[0] + (rows - 1) * strides[1] + 1);
 }
 
+// Whether a tensor with strides of 0 or more has no memory in common with the result, which has `bytes` bytes.
+inline bool is_apart(const Tensor& t, const sinpe_add_arguments& a, int64_t bytes) {
+  int64_t last = 0;
+  for (int32_t d = 0; d < t.rank; ++d) last += (t.sizes[d] - 1) * (t.sizes[d] > 1 ? t.strides[d] : 0);
+  const char *first = static_cast<const char*>(t.data), *out = static_cast<const char*>(a.out);
+  return first + (last + 1) * (t.bits / 8) <= out || first >= out + bytes;
+}
+
 // Sets *type to the dtype of positions; returns false if kernels do not support it.
 inline bool is_position(const Tensor& t, sinpe_dtype* type) {
   if (t.kind == kInt && t.bits == 64) {
@@ -484,7 +492,7 @@ inline bool is_position(const Tensor& t, sinpe_dtype* type) {
 
 // Sets positions of any supported dtype, or starts of shape () or (B,). Kernels do not add the encoding's own start to
 // these starts, so it must be 0.
-inline bool set_positions(PyObject* object, bool are_starts, int64_t own_start, sinpe_add_arguments* a) {
+inline bool set_positions(PyObject* object, bool are_starts, int64_t own_start, int64_t bytes, sinpe_add_arguments* a) {
   Tensor t;
   if (are_starts) {
     if (own_start != 0 || !is_readable(object) || !describe(object, &t) || t.rank > 1) return false;
@@ -495,7 +503,7 @@ inline bool set_positions(PyObject* object, bool are_starts, int64_t own_start, 
   } else if (!describe_rows(object, *a, a->sizes[2], &t, a->position_strides)) {
     return false;
   }
-  if (!is_position(t, &a->position_dtype)) return false;
+  if (!is_position(t, &a->position_dtype) || !is_apart(t, *a, bytes)) return false;
   a->positions = t.data;
   a->positions_are_starts = are_starts;
   return true;
@@ -509,9 +517,7 @@ inline bool set_alpha(PyObject* object, int64_t bytes, sinpe_add_arguments* a) {
   }
   Tensor t;
   if (!is_readable(object) || !describe(object, &t) || t.rank > 1 || count_elements(t) != 1) return false;
-  if (float_type(t) < 0 || !is_within_storage(object, t, 1)) return false;
-  const char *at = static_cast<const char*>(t.data), *out = static_cast<const char*>(a->out);
-  if (at + t.bits / 8 > out && at < out + bytes) return false;
+  if (float_type(t) < 0 || !is_within_storage(object, t, 1) || !is_apart(t, *a, bytes)) return false;
   PyObject* number = PyNumber_Float(object);
   if (number == nullptr) {
     clear_runtime_error();
@@ -541,13 +547,15 @@ inline bool set_rows(const Rows& rows, int64_t own_start, int64_t bytes, sinpe_a
     int overflow = 0;
     a->start = PyLong_AsLongLongAndOverflow(start, &overflow);
     if (overflow != 0 || (positions != Py_None && a->start != 0)) return false;
-    if (positions != Py_None && !set_positions(positions, false, own_start, a)) return false;
-  } else if (positions != Py_None || !set_positions(start, true, own_start, a)) {
+    if (positions != Py_None && !set_positions(positions, false, own_start, bytes, a)) return false;
+  } else if (positions != Py_None || !set_positions(start, true, own_start, bytes, a)) {
     return false;
   }
   if (mask != Py_None) {
     Tensor t;
-    if (!describe_rows(mask, *a, a->sizes[2], &t, a->mask_strides) || t.kind != kBool || t.bits != 8) return false;
+    if (!describe_rows(mask, *a, a->sizes[2], &t, a->mask_strides) || t.kind != kBool || t.bits != 8 ||
+        !is_apart(t, *a, bytes))
+      return false;
     a->padding_mask = static_cast<const uint8_t*>(t.data);
   }
   a->scale = PyFloat_AS_DOUBLE(rows.scale);
@@ -611,12 +619,16 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const bool can_learn = is_new && !needs_grad(rows);
   if (PyErr_Occurred() != nullptr || (learns && !can_learn)) return use_general_path();
   Tensor x, out;
-  int dtype = dtype_of(object, &x);
-  if (dtype < 0) Py_RETURN_NONE;
+  int dtype;
   PyObject *encoding = at(kEncoding), *layout[kLayoutArguments];
-  bool is_sequence_first;
+  bool may_be_sequence, is_sequence_first;
   int64_t extra;
-  const bool may_be_sequence = is_sequence(given, x.rank, &is_sequence_first, &extra);
+  const auto describe_x = [&] {
+    dtype = dtype_of(object, &x);
+    may_be_sequence = dtype >= 0 && is_sequence(given, x.rank, &is_sequence_first, &extra);
+    return dtype >= 0;
+  };
+  if (!describe_x()) Py_RETURN_NONE;
   const bool is_grid = may_be_grid(given, layout);
   Plan plan{};
   GridPlan grid{};
@@ -624,27 +636,29 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (is_grid && plan.holder == nullptr) grid = cached_grid(encoding, layout, x, dtype);
   const bool is_fresh = plan.holder == nullptr && grid.holder == nullptr;
   if (is_fresh && may_be_sequence) plan = new_plan(encoding, x.sizes[x.rank - 1]);
-  if (is_fresh && is_grid && plan.holder == nullptr && PyErr_Occurred() == nullptr)
+  if (is_fresh && is_grid && plan.holder == nullptr && PyErr_Occurred() == nullptr && describe_x())
     grid = new_grid(encoding, layout, given, x, dtype);
   const Reference holder{plan.holder != nullptr ? plan.holder : grid.holder};
   if (holder.object == nullptr || (plan.holder == nullptr && grid.words == nullptr)) return use_general_path();
-  if (is_fresh) {
-    dtype = dtype_of(object, &x);  // again: other threads may have run in between
-    if (dtype < 0 || (grid.holder != nullptr && !is_for(grid, encoding, layout, x, dtype))) Py_RETURN_NONE;
-  }
-  const int64_t elements = count_elements(x), size = elements * (x.bits / 8);
   if (learns) {
-    if (!is_within_storage(object, x, elements)) return use_general_path();
+    if (!describe_x() || !is_within_storage(object, x, count_elements(x))) return use_general_path();
     result = has_scale ? PyNumber_Multiply(object, rows.scale) : PyObject_CallMethodNoArgs(object, names.clone);
   } else {
     result = is_new ? PyObject_CallOneArg(python.empty_like, object) : Py_NewRef(result);
   }
-  const auto distance = [&] { return static_cast<char*>(out.data) - static_cast<char*>(x.data); };
-  const bool fits = result != nullptr && dtype_of(result, &out) == dtype && are_alike(x, out) &&
-                    (distance() == 0 || distance() >= size || distance() <= -size) &&
-                    is_within_storage(object, x, elements) && (is_new || is_within_storage(result, out, elements));
+  // x is described again, because other threads may have run in between.
   bool done = false;
-  if (fits) {
+  int64_t size = 0;
+  const auto fits = [&] {
+    if (result == nullptr || !describe_x() || dtype_of(result, &out) != dtype || !are_alike(x, out)) return false;
+    const bool is_for_x = plan.holder != nullptr ? may_be_sequence && x.sizes[x.rank - 1] == plan.dim
+                                                 : is_for(grid, encoding, layout, x, dtype);
+    const int64_t elements = count_elements(x), distance = static_cast<char*>(out.data) - static_cast<char*>(x.data);
+    size = elements * (x.bits / 8);
+    return is_for_x && (distance == 0 || distance >= size || distance <= -size) &&
+           is_within_storage(object, x, elements) && (is_new || is_within_storage(result, out, elements));
+  };
+  if (fits()) {
     sinpe_add_arguments a = arguments_of(x, out, dtype, plan.holder != nullptr && is_sequence_first);
     if (grid.holder != nullptr) {
       set_grid(grid, rows.scale, &a);
@@ -818,12 +832,15 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
   Tensor ids, weight, out;
   int64_t padding_row = -1;
   const bool is_sequence_first = is_int(at(kIdSeqDim), 0);
+  const auto is_transposed = [&](const Tensor& t) {  // torch sums a gradient in the order of memory
+    return is_sequence_first && t.rank == 2 && t.sizes[0] > 1 && t.sizes[1] > 1;
+  };
   const auto operands = [&] {
     return describe(at(kIds), &ids) && ids.kind == kInt && ids.bits == 64 && ids.rank > 0 &&
            ids.rank + 1 < SINPE_MAX_RANK && (!is_sequence_first || ids.rank < 3) && count_elements(ids) > 0 &&
            describe(at(kWeight), &weight) && weight.rank == 2 && float_type(weight) >= 0 && weight.sizes[0] > 0 &&
            weight.sizes[1] > 0 && weight.strides[0] >= 0 && (weight.strides[1] == 1 || weight.sizes[1] == 1) &&
-           (!learns || has_gradient_of_torch(weight, ids)) &&
+           (!learns || (has_gradient_of_torch(weight, ids) && !is_transposed(ids))) &&
            get_padding_row(at(kPaddingIdx), weight.sizes[0], &padding_row) &&
            is_within_storage(at(kIds), ids, count_elements(ids)) &&
            is_within_storage(at(kWeight), weight, (weight.sizes[0] - 1) * weight.strides[0] + weight.sizes[1]);
@@ -842,13 +859,13 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (dtype >= 0 && operands() && float_type(weight) == dtype && weight.sizes[1] == dim &&
       count_elements(ids) * dim == count_elements(out)) {
     sinpe_embed_arguments e{};
-    const bool is_transposed = is_sequence_first && ids.rank == 2;
-    e.add = arguments_of(out, out, dtype, is_transposed);
+    const bool is_rows_first = is_sequence_first && ids.rank == 2;
+    e.add = arguments_of(out, out, dtype, is_rows_first);
     e.add.x = weight.data;
     e.ids = static_cast<const int64_t*>(ids.data);
-    e.id_strides[0] = is_transposed ? 1 : e.add.sizes[1] * e.add.sizes[2];
+    e.id_strides[0] = is_rows_first ? 1 : e.add.sizes[1] * e.add.sizes[2];
     e.id_strides[1] = e.add.sizes[2];
-    e.id_strides[2] = is_transposed ? e.add.sizes[0] : 1;
+    e.id_strides[2] = is_rows_first ? e.add.sizes[0] : 1;
     e.num_embeddings = weight.sizes[0];
     e.weight_stride = weight.sizes[0] > 1 ? weight.strides[0] : dim;
     const int64_t bytes = count_elements(out) * (out.bits / 8);

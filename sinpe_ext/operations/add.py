@@ -27,6 +27,7 @@ from ..encodings.tracing import refuse_jit_trace
 from ..operator import Derivative, Operator, Size, one_by_one
 from ..reference import apply, philox
 from ..reference.tiles import accumulation, arranged, widest
+from ..torch_state import NOT_INTERCEPTED
 from . import checks, dropout, encoded_rows, memory, plans
 from .checks import Target
 from .dropout import DROPOUT, Dropout, scaled
@@ -459,6 +460,8 @@ class SequenceAdd(Sum):
 
     def result_into(self, out: Any) -> Tensor:
         """`add` with `out`."""
+        if self.state is not NOT_INTERCEPTED:
+            memory.refuse_transforms(self.state, out, self.x, self.alpha, self.positions)
         memory.output(out, self.x, self.has_no_data)
         self.check_disjoint(out)
         memory.refuse_gradient(self.needs_grad(self.x) or out.requires_grad)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..backend import loader
 from ..encodings.grid import lengths_of
 from ..encodings.values import (
     INT64_MAX,
@@ -146,13 +145,6 @@ def is_ordinary(value: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
     return value.layout is torch.strided and not value.is_nested and value.dtype in dtypes
 
 
-def check_storage(name: str, value: Tensor) -> None:
-    """Checks the bounds of a tensor's storage, unless the binding of the kernels does it (csrc/torch/tensors.h)."""
-    device_type = "cpu" if value.is_cpu else value.device.type
-    if not _is_compiling() and not loader.choices.get(device_type) and not loader.compiled(device_type):
-        check_storage_bounds(name, value)
-
-
 def check_x(x: Any) -> None:
     """Checks x of `add`: a dense floating-point tensor with at least two dimensions."""
     if not is_ordinary(x, FLOATS):
@@ -167,7 +159,7 @@ def check_x(x: Any) -> None:
             f"x: expected 2 to {MAX_RANK} dimensions, (sequence, channels) or (batch, ..., sequence, channels), got "
             f"shape {tuple(x.shape)}; unsqueeze or flatten it"
         )
-    check_storage("x", x)
+    check_storage_bounds("x", x)
 
 
 def channels(shape: Sequence[int], width: int, dim: int) -> None:
@@ -203,12 +195,6 @@ def bool_mask(value: Any) -> None:
             f"padding_mask: expected bool, True = padding, got {value.dtype}; pass attention_mask == 0 for a mask that "
             "is 1 on tokens"
         )
-
-
-def refuse_gradient(out: Tensor) -> None:
-    """Raises RuntimeError if `out` of `table` requires grad."""
-    if out.requires_grad and torch.is_grad_enabled():
-        raise RuntimeError("out: expected a tensor without gradient, got one that requires it; pass out.detach()")
 
 
 def padding_mask(value: Any, of: Target) -> Tensor:
@@ -370,7 +356,7 @@ def weight(value: Any) -> Tensor:
             f"weight: expected shape (num_embeddings, channels), got {tuple(value.shape)}; pass the weight of an "
             "nn.Embedding"
         )
-    check_storage("weight", value)
+    check_storage_bounds("weight", value)
     return value
 
 

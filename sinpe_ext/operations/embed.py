@@ -160,14 +160,15 @@ class EmbedCall(Sum):
         weight = self.weight
         if self.state.transformed:
             weight = weight.to(accumulation(self.dtype))  # so that its gradient is summed in acc and rounded once
-        ids, of_none = self.ids, None
+        ids = self.ids.movedim(-1, self.form.axes[0])  # as given, so that the result is contiguous if it is
+        of_none = None
         if self.device.type == "cuda":  # torch's embedding fails with a device-side assert for an id out of range
-            ids = ids.clamp(0, self.num_embeddings - 1)
-            of_none = (ids != self.ids).unsqueeze(-1)
+            inside = ids.clamp(0, self.num_embeddings - 1)
+            ids, of_none = inside, (inside != ids).unsqueeze(-1)
         gathered = functional.embedding(ids, weight, padding_idx, sparse=self.sparse)
         if of_none is not None:
             gathered = gathered.masked_fill(of_none, math.nan)
-        return self.form.restored(self.dropped(self.sum(gathered)))
+        return self.form.restored(self.dropped(self.sum(self.form.canonical(gathered))))
 
 
 class Embed(NamedTuple):
@@ -232,7 +233,7 @@ EMBED = Operator(
     "embed",
     Embed,
     reference=lambda e: apply.embed(decoded(e.plan), e),
-    fake=lambda e: e.weight.new_empty((*e.ids.shape, e.weight.shape[1])),
+    fake=lambda e: apply.with_channels(e.ids, e.weight),
     vmap=one_by_one,
     derivative=Derivative(_gradients, without="weight"),
 )

@@ -339,7 +339,6 @@ class GridAdd(SequenceAdd):
     def __init__(self, arguments: AddArguments, part: Part | None = None, is_flat: bool | None = None) -> None:
         self.set_x(arguments)
         x, positions, encoding = self.x, arguments.positions, arguments.encoding
-        values.check_storage_bounds("x", x)  # here, because views of x are created before a kernel could check
         if positions is not None:
             values.dense_tensor("positions", positions)
         shapes = x.shape, None if positions is None else tuple(positions.shape)

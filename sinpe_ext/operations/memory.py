@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from .. import torch_state
 from ..encodings.values import check_storage_bounds, strided_tensor
@@ -80,6 +81,19 @@ def writable(name: str, out: torch.Tensor) -> None:
                 "location; clone() it first"
             )
         reach += (size - 1) * stride
+
+
+def refuse_transforms(state: torch_state.TorchState, *tensors: Any) -> None:
+    """Raises RuntimeError if torch.func, or forward-mode differentiation of one of the tensors, intercepts a call with
+    `out`."""
+    is_dual = state.transformed and any(
+        isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in tensors
+    )
+    if state.functorch or is_dual:
+        raise RuntimeError(
+            "out: expected no transform of torch.func and no forward-mode differentiation, which cannot see what is "
+            "written, got one; leave out unset"
+        )
 
 
 def refuse_gradient(is_needed: bool) -> None:

@@ -256,6 +256,7 @@ class JaggedAdd(_JaggedCall, SequenceAdd):
     def result_in_place(self) -> Tensor:
         x = self.sequences.jagged
         memory.in_place(x)
+        self.check_disjoint(self.x)
         if _is_compiling() or self.needs_grad(self.x):
             return x.copy_(self.result())
         super().result_in_place()

@@ -69,7 +69,7 @@ def _into(out: Tensor, length: int, known: plans.EncodingArguments, start: int) 
             f"out: expected shape ({length}, {encoding.dim}), (length, dim), got {tuple(out.shape)}; pass a tensor of "
             "that shape"
         )
-    checks.refuse_gradient(out)
+    memory.refuse_gradient(out.requires_grad)
     if _is_compiling():
         return out.copy_(encoded_rows.table(known, length, start, out.dtype, out.device))
     memory.writable("out", out)
@@ -99,7 +99,7 @@ def _of_grid(arguments: TableArguments) -> Tensor:
     if out is not None:
         if tuple(out.shape) != shape:
             raise ValueError(f"out: expected shape {shape}, got {tuple(out.shape)}; pass a tensor of that shape")
-        checks.refuse_gradient(out)
+        memory.refuse_gradient(out.requires_grad)
         where = out.device
         memory.writable("out", out)
     else:

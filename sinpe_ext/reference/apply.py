@@ -129,7 +129,7 @@ def embed(plan: Plan, e: Embed) -> Tensor:
         e.weight: (num_embeddings, dim), floating point.
         e.positions, e.start, e.scale, e.alpha, e.padding_mask: as in `add`.
     Returns:
-        (*ids.shape, dim), contiguous, the dtype of weight.
+        (*ids.shape, dim), as `with_channels` makes it.
     Raises:
         IndexError if an id is not a row of weight, before anything is written; only on the CPU, since the check would
         synchronize with other devices.
@@ -137,7 +137,7 @@ def embed(plan: Plan, e: Embed) -> Tensor:
     ids, weight = e.ids, e.weight
     source = _rows(plan, e, weight, ids.shape[-1], e.alpha)
     _check_ids(ids, weight.shape[0])
-    out = weight.new_empty((*ids.shape, weight.shape[1]))
+    out = with_channels(ids, weight)
     if e.drop_threshold == philox.DROP_ALL:
         return out.zero_()
     if not out.numel():
@@ -149,6 +149,22 @@ def embed(plan: Plan, e: Embed) -> Tensor:
             mask = (mask if mask.shape[0] == 1 else mask[batch])[:, rows]
         _combine(weight[ids[batch, ..., rows]], pe, e._replace(padding_mask=mask), into[batch, ..., rows, :])
     return _drop_(out, e)
+
+
+def with_channels(ids: Tensor, weight: Tensor) -> Tensor:
+    """A new tensor like weight of shape (*ids.shape, weight.shape[1]): contiguous, or transposed as ids is if that is a
+    transposed contiguous tensor."""
+    dim, reach = weight.shape[1], 1
+    shape = *ids.shape, dim
+    if ids.is_contiguous() or not ids.numel() or not dim:
+        return weight.new_empty(shape)
+    for stride, size in sorted((stride, size) for size, stride in zip(ids.shape, ids.stride(), strict=True)):
+        if size == 1:
+            continue
+        if stride != reach:
+            return weight.new_empty(shape)
+        reach *= size
+    return weight.new_empty_strided(shape, (*(stride * dim for stride in ids.stride()), 1))
 
 
 @torch.no_grad()

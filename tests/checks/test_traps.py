@@ -268,6 +268,17 @@ def test_freed_arguments_draw_no_seed(backend: str) -> None:
     for arguments in ({"positions": positions}, {"out": out}):
         with pytest.raises(RuntimeError, match="memory holds its elements"):
             sinpe.add(x, sinpe.Encoding(8), dropout=0.5, **arguments)
+    weight = x[1]
+    x.untyped_storage().resize_(8)
+    for call in (
+        lambda: sinpe.add(x, dropout=0.5),
+        lambda: sinpe.add_(x, dropout=0.5),
+        lambda: sinpe.add(x, dropout=0.5, seq_dim=0),
+        lambda: sinpe.add(x, dropout=0.5, out=torch.zeros(2, 4, 8)),
+        lambda: sinpe.embed(torch.zeros(3, dtype=torch.int64), weight, dropout=0.5),
+    ):
+        with pytest.raises(RuntimeError, match="(x|weight): expected a tensor whose memory holds its elements"):
+            call()
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -638,6 +638,13 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         RuntimeError,
         "alpha: expected memory apart",
     ),
+    "positions in x, gradient": (
+        lambda: (lambda t: sinpe.add_(t, positions=jagged(t.values()[:, 0]), alpha=torch.ones(1, requires_grad=True)))(
+            jagged(x())
+        ),
+        RuntimeError,
+        "positions: expected memory apart",
+    ),
     "overlapping": (
         lambda: sinpe.add_(jagged(x()[:1].expand(ROWS, D))),
         RuntimeError,

@@ -220,6 +220,47 @@ def test_rows_of_other_layouts(arguments, dtype, monkeypatch) -> None:
         assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
 
 
+@pytest.mark.parametrize("change", [lambda x: x.squeeze_(1), lambda x: x.unsqueeze_(0), lambda x: x.resize_(2, 8)])
+def test_x_that_changes_while_its_plan_is_made(change, monkeypatch) -> None:
+    """As another thread may do: the plan is made by Python."""
+    x, made = torch.zeros(2000, 1, 8), []
+
+    def pack_plan(encoding: sinpe.Encoding) -> torch.Tensor:
+        monkeypatch.undo()
+        change(x)
+        made.append(plain.pack_plan(encoding))
+        return made[0]
+
+    monkeypatch.setattr(plain, "pack_plan", pack_plan)
+    encoding = sinpe.Encoding(8, base=54321.5 + len(changed))
+    changed.append(encoding)  # a new one for each test, so that no plan is in the cache
+    try:
+        result = sinpe.add(x, encoding, seq_dim=0)
+    except ValueError:  # the new shape does not fit the arguments
+        pass
+    else:
+        assert torch.equal(result, sinpe.add(x, encoding, seq_dim=0))
+    assert made
+
+
+changed: list[sinpe.Encoding] = []
+
+
+def test_extra_tokens_that_share_memory_with_an_argument() -> None:
+    for name in ("positions", "padding_mask", "start", "alpha"):
+        x = torch.zeros(6, 8)
+        front = x[0]
+        values = {
+            "positions": front[:4],
+            "padding_mask": front.view(torch.uint8)[:4].view(torch.bool),
+            "start": front.view(torch.int64)[0],
+            "alpha": front[0],
+        }
+        with pytest.raises(RuntimeError, match=f"{name}: expected memory apart from the tensor that is written to"):
+            sinpe.add_(x, PE, extra_tokens=2, **{name: values[name]})
+        assert not x.any()
+
+
 def test_a_refused_call_leaves_x_as_it_is() -> None:
     """Extra tokens are scaled after the rows, whose arguments a kernel may still refuse."""
     x = some()
@@ -905,6 +946,23 @@ def test_embed_with_the_sequence_first(arguments, dtype, monkeypatch) -> None:
             patched.setattr(functional, "embed_call", fail_general)
             got = sinpe.embed(rows, weight, seq_dim=0, **arguments)
         assert got.shape == (*rows.shape, 8) and torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+        assert got.is_contiguous() and want.is_contiguous()
+
+
+def test_gradient_of_weight_with_the_sequence_first(monkeypatch) -> None:
+    """It is summed batch first, whatever seq_dim is."""
+    ids, weight = torch.randint(0, 3, (4, 5)), torch.randn(3, 8, requires_grad=True)
+    grad = torch.randn(4, 5, 8)
+
+    def gradients() -> list[torch.Tensor]:
+        calls = sinpe.embed(ids, weight, seq_dim=0), sinpe.embed(ids.t(), weight).transpose(0, 1)
+        return [torch.autograd.grad(call, weight, grad)[0] for call in calls]
+
+    fast = gradients()
+    with monkeypatch.context() as patched:
+        patched.setattr(plain, "call", lambda *_: None)
+        general = gradients()
+    assert all(torch.equal(one, fast[0]) for one in (*fast, *general))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -300,6 +301,23 @@ def test_forward_mode(backend: str) -> None:
             assert torch.equal(forward_ad.unpack_dual(call(dual)).tangent, torch.full_like(x, 6.0))
         rows = sinpe.encode(forward_ad.make_dual(p, torch.ones_like(p)), 1, dtype=torch.float64)
         assert torch.allclose(forward_ad.unpack_dual(rows).tangent[:, 0], p.cos(), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"scale": 3.0}, {"dropout": 0.5, "seed": 1}, {"alpha": 0.5}])
+def test_out_under_transforms(arguments: dict[str, Any], backend: str) -> None:
+    """A derivative would be lost: refused, as torch refuses it, and nothing is written."""
+    x, out = torch.randn(2, 3, 8), torch.zeros(2, 3, 8)
+    refused = partial(pytest.raises, RuntimeError, match="out: expected no transform")
+    with forward_ad.dual_level():
+        with refused():
+            sinpe.add(forward_ad.make_dual(x, torch.ones_like(x)), out=out, **arguments)
+        with refused():
+            sinpe.add(x, out=forward_ad.make_dual(out, torch.ones_like(out)), **arguments)
+        assert not out.any()
+        assert torch.equal(sinpe.add(x, out=torch.empty_like(x), **arguments), sinpe.add(x, **arguments))
+    for transform in (torch.func.vmap, lambda call: torch.func.grad(lambda t: call(t).sum())):
+        with refused():
+            transform(lambda t: sinpe.add(t, out=torch.empty_like(t), **arguments))(x)
 
 
 def test_padding_beyond_the_first_tile(backend: str) -> None:
