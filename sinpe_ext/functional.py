@@ -128,7 +128,7 @@ def encode(
     Gradient:
         for float positions, of any order.
     """
-    result = small.call("encode", positions, encoding, dtype) if dim is None else None
+    result = small.call("encode", positions, encoding, dtype, dim)
     if result is not None:
         return result
     if _is_compiling():

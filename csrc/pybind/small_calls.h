@@ -163,6 +163,18 @@ inline Plan cached_plan(PyObject* encoding, int64_t dim) {
   return {};
 }
 
+// An int n as encoding stands for None and n channels; if `dim` is given, too, it must be that. Returns whether these are
+// the arguments of one encoding.
+inline bool resolve_int(PyObject** encoding, int64_t* dim) {
+  if (!PyLong_CheckExact(*encoding)) return true;
+  int overflow = 0;
+  const int64_t number = PyLong_AsLongLongAndOverflow(*encoding, &overflow);
+  if (overflow != 0 || number < 1 || (*dim != kOwnDim && *dim != number)) return false;
+  *encoding = Py_None;
+  *dim = number;
+  return true;
+}
+
 // Gets the plan of an encoding, given as an object, a name or None, and caches it. The holder is null if kernels do not
 // support the encoding for `dim` channels, or if there is an exception.
 inline Plan new_plan(PyObject* encoding, int64_t dim) {
@@ -621,21 +633,25 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   Tensor x, out;
   int dtype;
   PyObject *encoding = at(kEncoding), *layout[kLayoutArguments];
+  int64_t dim;
   bool may_be_sequence, is_sequence_first;
   int64_t extra;
   const auto describe_x = [&] {
     dtype = dtype_of(object, &x);
-    may_be_sequence = dtype >= 0 && is_sequence(given, x.rank, &is_sequence_first, &extra);
-    return dtype >= 0;
+    if (dtype < 0) return false;
+    dim = x.sizes[x.rank - 1];
+    encoding = at(kEncoding);
+    may_be_sequence = is_sequence(given, x.rank, &is_sequence_first, &extra) && resolve_int(&encoding, &dim);
+    return true;
   };
   if (!describe_x()) Py_RETURN_NONE;
   const bool is_grid = may_be_grid(given, layout);
   Plan plan{};
   GridPlan grid{};
-  if (may_be_sequence) plan = cached_plan(encoding, x.sizes[x.rank - 1]);
+  if (may_be_sequence) plan = cached_plan(encoding, dim);
   if (is_grid && plan.holder == nullptr) grid = cached_grid(encoding, layout, x, dtype);
   const bool is_fresh = plan.holder == nullptr && grid.holder == nullptr;
-  if (is_fresh && may_be_sequence) plan = new_plan(encoding, x.sizes[x.rank - 1]);
+  if (is_fresh && may_be_sequence) plan = new_plan(encoding, dim);
   if (is_fresh && is_grid && plan.holder == nullptr && PyErr_Occurred() == nullptr && describe_x())
     grid = new_grid(encoding, layout, given, x, dtype);
   const Reference holder{plan.holder != nullptr ? plan.holder : grid.holder};
@@ -698,15 +714,28 @@ inline PyObject* new_rows(PyObject* object, const Tensor& t, int64_t dim, PyObje
   return result;
 }
 
-// small_encode(positions, encoding, dtype) -> a new tensor, or None for arguments that it does not take.
+// Sets *dim to the argument `dim` of table and encode, None or an int, which is for an encoding that is None or a name.
+inline bool get_dim(PyObject* object, PyObject* encoding, int64_t* dim) {
+  *dim = kOwnDim;
+  if (object == Py_None) return true;
+  int overflow = 0;
+  if (PyLong_CheckExact(object)) *dim = PyLong_AsLongLongAndOverflow(object, &overflow);
+  return overflow == 0 && *dim > 0 && (encoding == Py_None || PyUnicode_CheckExact(encoding));
+}
+
+// small_encode(positions, encoding, dtype, dim) -> a new tensor, or None for arguments that it does not take.
 inline PyObject* encode(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const sinpe::OneThread one_thread;
-  if (count != 3) {
-    PyErr_SetString(PyExc_TypeError, "small_encode: expected positions, an encoding and a dtype");
+  if (count != 4) {
+    PyErr_SetString(PyExc_TypeError, "small_encode: expected positions, an encoding, a dtype and dim");
     return nullptr;
   }
   PyObject *object = items[0], *encoding = items[1];
-  if (exchange == nullptr || Py_TYPE(items[2]) != Py_TYPE(python.float32)) Py_RETURN_NONE;
+  int64_t given_dim;
+  if (exchange == nullptr || Py_TYPE(items[2]) != Py_TYPE(python.float32) || !get_dim(items[3], encoding, &given_dim) ||
+      !resolve_int(&encoding, &given_dim)) {
+    Py_RETURN_NONE;
+  }
   const int intercepted = is_intercepted();
   if (intercepted < 0) return nullptr;
   if (intercepted > 0) Py_RETURN_NONE;
@@ -718,9 +747,9 @@ inline PyObject* encode(PyObject*, PyObject* const* items, Py_ssize_t count) {
            is_position(t, &type);
   };
   if (!positions()) Py_RETURN_NONE;
-  Plan plan = cached_plan(encoding, kOwnDim);
+  Plan plan = cached_plan(encoding, given_dim);
   const bool is_fresh = plan.holder == nullptr;
-  if (is_fresh) plan = new_plan(encoding, kOwnDim);
+  if (is_fresh) plan = new_plan(encoding, given_dim);
   const Reference holder{plan.holder};
   if (holder.object == nullptr) return use_general_path();
   if (is_fresh && !positions()) Py_RETURN_NONE;  // again: other threads may have run in between
@@ -847,8 +876,11 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
   };
   if (!operands()) return use_general_path();
   const int64_t dim = weight.sizes[1];
-  Plan plan = cached_plan(at(kEmbedEncoding), dim);
-  if (plan.holder == nullptr) plan = new_plan(at(kEmbedEncoding), dim);
+  PyObject* encoding = at(kEmbedEncoding);
+  int64_t plan_dim = dim;
+  if (!resolve_int(&encoding, &plan_dim)) Py_RETURN_NONE;
+  Plan plan = cached_plan(encoding, dim);
+  if (plan.holder == nullptr) plan = new_plan(encoding, dim);
   const Reference holder{plan.holder};
   if (holder.object == nullptr || count_elements(ids) > kMaxElements / dim) return use_general_path();
   PyObject* result = learns ? recorded_embedding(at(kWeight), at(kIds), padding_row, at(kSparse), at(kWeightScale))
@@ -888,8 +920,11 @@ inline PyObject* table(PyObject*, PyObject* const* items, Py_ssize_t count) {
     return nullptr;
   }
   const auto at = [given = items[0]](TableArgument argument) { return PyTuple_GET_ITEM(given, argument); };
-  if (exchange == nullptr || at(kDim) != Py_None || at(kDevice) != Py_None || at(kFlatten) != Py_False ||
-      !PyLong_CheckExact(at(kLength)) || !PyLong_CheckExact(at(kTableStart)) || !is_int(at(kTableExtra), 0)) {
+  PyObject* encoding = at(kTableEncoding);
+  int64_t given_dim;
+  if (exchange == nullptr || !get_dim(at(kDim), encoding, &given_dim) || !resolve_int(&encoding, &given_dim) ||
+      at(kDevice) != Py_None || at(kFlatten) != Py_False || !PyLong_CheckExact(at(kLength)) ||
+      !PyLong_CheckExact(at(kTableStart)) || !is_int(at(kTableExtra), 0)) {
     PyErr_Clear();  // raised for an int that does not fit long
     Py_RETURN_NONE;
   }
@@ -905,8 +940,8 @@ inline PyObject* table(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (wanted != Py_None && Py_TYPE(wanted) != Py_TYPE(python.float32)) Py_RETURN_NONE;
   if (!is_new && !is_writable(result)) return use_general_path();
   if (!is_new && wanted != Py_None && !is(PyObject_GetAttr(result, names.dtype), wanted)) return use_general_path();
-  Plan plan = cached_plan(at(kTableEncoding), kOwnDim);
-  if (plan.holder == nullptr) plan = new_plan(at(kTableEncoding), kOwnDim);
+  Plan plan = cached_plan(encoding, given_dim);
+  if (plan.holder == nullptr) plan = new_plan(encoding, given_dim);
   const Reference holder{plan.holder};
   if (holder.object == nullptr) return use_general_path();
   const int64_t dim = sinpe_plan_dim(plan.plan, plan.n_words);

@@ -33,18 +33,10 @@ inline Tensor new_with_channels(const Device& device, const Tensor& t, int64_t d
   const auto sizes = t.sizes(), from = t.strides();
   Integers shape(sizes.begin(), sizes.end()), strides(from.begin(), from.end());
   shape.push_back(dim);
-  std::vector<std::pair<int64_t, int64_t>> nested;  // stride and size, smallest stride first
-  for (size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d] != 1) nested.emplace_back(from[d], sizes[d]);
+  int64_t elements;
+  if (t.is_contiguous() || dim == 0 || !is_dense(t) || __builtin_mul_overflow(t.numel(), dim, &elements)) {
+    return new_dense(device, shape, dtype);
   }
-  std::sort(nested.begin(), nested.end());
-  int64_t reach = 1;
-  bool is_dense = !t.is_contiguous() && t.numel() > 0 && dim > 0;
-  for (const auto& [stride, size] : nested) {
-    is_dense = is_dense && stride == reach && !__builtin_mul_overflow(reach, size, &reach);
-  }
-  int64_t all;
-  if (!is_dense || __builtin_mul_overflow(reach, dim, &all)) return new_dense(device, shape, dtype);
   for (int64_t& stride : strides) stride *= dim;
   strides.push_back(1);
   return new_strided(device, shape.data(), strides.data(), static_cast<int64_t>(shape.size()), dtype);

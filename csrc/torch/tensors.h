@@ -6,10 +6,12 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/macros.h"
@@ -137,9 +139,25 @@ inline Tensor new_dense(const Device& device, const Integers& sizes, sinpe_dtype
   return new_strided(device, sizes.data(), strides.data(), static_cast<int64_t>(sizes.size()), dtype);
 }
 
+// Whether a tensor is contiguous except for the order of its dimensions (in torch: non-overlapping and dense).
+inline bool is_dense(const Tensor& t) {
+  if (t.is_contiguous()) return true;
+  const auto sizes = t.sizes(), strides = t.strides();
+  std::vector<std::pair<int64_t, int64_t>> nested;  // stride and size, smallest stride first
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] != 1) nested.emplace_back(strides[d], sizes[d]);
+  }
+  std::sort(nested.begin(), nested.end());
+  int64_t reach = 1;
+  for (const auto& [stride, size] : nested) {
+    if (size == 0 || stride != reach || __builtin_mul_overflow(reach, size, &reach)) return false;
+  }
+  return true;
+}
+
 // A new tensor with the strides of torch.empty_like.
 inline Tensor new_like(const Device& device, const Tensor& x) {
-  if (!x.is_contiguous()) return torch::stable::empty_like(x);
+  if (!is_dense(x)) return torch::stable::empty_like(x);
   return new_strided(device, x.sizes().data(), x.strides().data(), x.dim(), float_type("x", x.scalar_type()));
 }
 

@@ -88,7 +88,7 @@ class TimestepEncoding(nn.Module):
         """
         if _range_checks and not torch.compiler.is_compiling():
             _warn_of_fractions(t, self.encoding)
-        rows = small.call("encode", t, self.encoding, self.dtype)
+        rows = small.call("encode", t, self.encoding, self.dtype, None)
         if rows is not None:
             return rows
         if shared.is_fx_proxy(t):

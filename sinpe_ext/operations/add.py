@@ -456,7 +456,7 @@ class SequenceAdd(Sum):
             self.run(x)
             torch.autograd.graph.increment_version(x)
             return x
-        return self.differentiable_in_place() if self.has_kernel else x.copy_(self.composed())
+        return self.differentiable(into_x=True) if self.has_kernel else x.copy_(self.composed())
 
     def result_into(self, out: Any) -> Tensor:
         """`add` with `out`."""
@@ -487,15 +487,15 @@ class SequenceAdd(Sum):
 
     def by_operator(self) -> Tensor:
         """The result of an operator, differentiable if a gradient is needed."""
-        x, form = self.x, self.form
-        if not (form.is_canonical and x.is_contiguous()) and not self.needs_grad(x):
-            return self.run()  # the strides of torch.empty_like
-        result: Tensor = ADD(self.operands(x if form.is_canonical else form.canonical(x)), state=self.state)
-        return result if form.is_canonical else form.restored(result)
+        x = self.x
+        if self.form.is_canonical:
+            result: Tensor = ADD(self.operands(x), state=self.state)
+            return result
+        return self.differentiable(into_x=False) if self.needs_grad(x) else self.run()
 
-    def differentiable_in_place(self) -> Tensor:
-        """Writes the result into x, for autograd."""
-        return AddInPlace.apply(*self.operands(self.x), self.form, lambda: self.run(self.x))
+    def differentiable(self, into_x: bool) -> Tensor:
+        """The result for autograd, with the layout of x, in x or in a new tensor."""
+        return AddWithLayout.apply(*self.operands(self.x), self.form, self.run, into_x)
 
     def run(self, out: Tensor | None = None) -> Tensor:
         """Computes the result, with the layout of x, in a new tensor or in `out`; not differentiable."""
@@ -610,21 +610,23 @@ ADD = Operator(
 ADD_OUT = Operator("add_out", Add, "()", reference=lambda a, out: apply.add(decoded(a.plan), a, out))
 
 
-class AddInPlace(torch.autograd.Function):
-    """In-place `add`: takes its operands, then the `Form` of x and a function that writes the result to x."""
+class AddWithLayout(torch.autograd.Function):
+    """`add` with the layout of the caller's x, in place if `into_x`: takes the operands, then the `Form` of x, the
+    function that computes the result, and `into_x`."""
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        *operands, ctx.form, write = arguments
+        *operands, ctx.form, run, into_x = arguments
+        ADD.save(ctx, tuple(operands))
+        if not into_x:
+            return run()
         ctx.mark_dirty(operands[0])
-        ADD.save(ctx, Add(*operands))
-        write()
-        return operands[0]
+        return run(operands[0])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        to_x, *others = ADD.gradients(ctx, ctx.needs_input_grad[:-2], ctx.form.canonical(grads[0]))
-        return None if to_x is None else ctx.form.restored(to_x), *others, None, None
+        to_x, *others = ADD.gradients(ctx, ctx.needs_input_grad[:-3], ctx.form.canonical(grads[0]))
+        return None if to_x is None else ctx.form.restored(to_x), *others, None, None, None
 
 
 def _add_backward(b: AddBackward) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from ..operator import Operator, Size
 from ..reference import grid_add, philox
 from ..reference.tiles import accumulation, arranged
 from . import checks, grid_rows
-from .add import ADD, ADD_OUT, Add, AddArguments, Part, SequenceAdd, cached_by_value, position_gradient, row_dots_of
+from .add import ADD_OUT, Add, AddArguments, Part, SequenceAdd, cached_by_value, position_gradient, row_dots_of
 from .dropout import DROPOUT, Dropout, scaled
 from .encoded_rows import ROW_DOTS
 from .plans import pack_plan
@@ -561,18 +561,11 @@ class GridAdd(SequenceAdd):
         return [base + first * steps[-1], *steps[:-1], step * steps[-1]]
 
     def by_operator(self) -> Tensor:
-        if not self.needs_grad(self.x):
-            return self.run()
-        if self.is_single_encoding and not self.form.extra:
-            return self.form.restored(ADD(self.operands(self.form.canonical(self.x))))
-        return self._differentiable(into_x=False)
+        return self.differentiable(into_x=False) if self.needs_grad(self.x) else self.run()
 
-    def differentiable_in_place(self) -> Tensor:
+    def differentiable(self, into_x: bool) -> Tensor:
         if self.is_single_encoding and not self.form.extra:
-            return super().differentiable_in_place()
-        return self._differentiable(into_x=True)
-
-    def _differentiable(self, into_x: bool) -> Tensor:
+            return super().differentiable(into_x)
         positions = None if self.positions is None else self.coordinates()
         return DifferentiableGrid.apply(self.x, self.alpha_tensor(), positions, self, into_x)
 

@@ -25,6 +25,7 @@ PLAIN = [
     {},
     {"encoding": PE},
     {"encoding": "t2t"},
+    {"encoding": 8},
     {"encoding": sinpe.Encoding(8, layout="sin_cos"), "start": 5},
     {"start": -(2**61)},
     {"scale": 2.5},
@@ -92,7 +93,8 @@ OTHERS = [
     {"dropout": 1.0},
     {"seed": 1},
     {"channel_dim": 1, "seq_dim": 2, "encoding": 3},
-    {"encoding": 8},
+    {"encoding": 9},
+    {"encoding": True},
     {"encoding": "mae2d", "grid_shape": (2, 3), "alpha": 0.5},
     {"encoding": "mae2d", "grid_shape": [1, 3]},
     {"extra_tokens": 3},
@@ -489,7 +491,7 @@ def positions_past_storage() -> torch.Tensor:
 
 def test_encode_of_other_positions_takes_the_general_path() -> None:
     small = loader.small_calls(plain.set_up)
-    assert small.small_encode(torch.arange(3), PE, torch.float32) is not None
+    assert small.small_encode(torch.arange(3), PE, torch.float32, None) is not None
     others = {
         "no dimension": torch.tensor(3),
         "no elements": torch.arange(0),
@@ -507,15 +509,17 @@ def test_encode_of_other_positions_takes_the_general_path() -> None:
         "a list": [1, 2],
         "an int": 3,
     }
-    taken = [name for name, positions in others.items() if small.small_encode(positions, PE, torch.float32) is not None]
+    taken = [
+        name for name, positions in others.items() if small.small_encode(positions, PE, torch.float32, None) is not None
+    ]
     assert not taken
 
 
 def test_encode_to_another_dtype_or_encoding_takes_the_general_path() -> None:
     small, few = loader.small_calls(plain.set_up), torch.arange(3)
-    assert small.small_encode(few, PE, torch.int64) is None
-    assert small.small_encode(few, PE, torch.complex64) is None
-    assert small.small_encode(few, sinpe.Encoding(8, angle="float32_exp"), torch.float32) is None
+    assert small.small_encode(few, PE, torch.int64, None) is None
+    assert small.small_encode(few, PE, torch.complex64, None) is None
+    assert small.small_encode(few, sinpe.Encoding(8, angle="float32_exp"), torch.float32, None) is None
     with torch.device("meta"):
         assert sinpe.encode(few, PE).device.type == "cpu"
     with pytest.raises(TypeError, match="small_encode"):
@@ -730,7 +734,7 @@ def test_every_observer_disables_the_fast_path(name: str) -> None:
     assert small.small_add(given, None) is not None
     if name != "the compiler":  # calls no C
         observers_of_calls()[name](lambda: seen.append((True, small.small_add(given, None) is None)))
-        few = torch.arange(3), PE, torch.float32
+        few = torch.arange(3), PE, torch.float32, None
         observers_of_calls()[name](lambda: seen.append((True, small.small_encode(*few) is None)))
         assert all(one == (True, True) for one in seen)
 
@@ -888,7 +892,8 @@ EMBED_OTHERS = [
     {"padding_idx": 20},
     {"sparse": 1},
     {"seq_dim": -2},
-    {"encoding": 8},
+    {"encoding": 9},
+    {"encoding": True},
     {"encoding": sinpe.Encoding(8, angle="float32_exp")},
 ]
 
@@ -1069,6 +1074,52 @@ def test_table_of_a_few_rows(monkeypatch) -> None:
         torch.set_default_dtype(default)
     with torch.device("meta"):
         assert sinpe.table(3, PE).is_meta
+
+
+NAMED = {
+    "an int": {"encoding": 24},
+    "dim": {"dim": 24},
+    "a name": {"encoding": "t2t", "dim": 24},
+    "another name": {"encoding": "ddpm", "dim": 25},
+    "an int again": {"encoding": 26},
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_table_and_encode_of_a_name_or_a_number_of_channels(name, monkeypatch) -> None:
+    for call in (lambda: sinpe.table(5, start=3, **NAMED[name]), lambda: sinpe.encode(torch.arange(5), **NAMED[name])):
+        with monkeypatch.context() as patched:
+            patched.setattr(plain, "call", lambda *_: None)
+            want = call()
+        with monkeypatch.context() as patched:
+            patched.setattr(tables, "table", fail_general)
+            patched.setattr(tables, "encode", fail_general)
+            assert torch.equal(call(), want) and torch.equal(call(), want)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"encoding": 24, "dim": 24},
+        {"encoding": PE, "dim": 8},
+        {"encoding": "t2t"},
+        {"encoding": 0},
+        {"encoding": 2**70},
+        {"encoding": True},
+        {"dim": 0},
+        {"dim": -1},
+        {"dim": 2**70},
+        {"dim": True},
+        {"encoding": "mae2d", "dim": 16},
+    ],
+    ids=str,
+)
+def test_other_names_take_the_general_path(arguments, monkeypatch) -> None:
+    monkeypatch.setattr(tables, "table", fail_general)
+    monkeypatch.setattr(tables, "encode", fail_general)
+    for call in (lambda: sinpe.table(5, **arguments), lambda: sinpe.encode(torch.arange(5), **arguments)):
+        with pytest.raises(AssertionError, match="general path taken"):
+            call()
 
 
 def test_id_out_of_range_takes_the_general_path(monkeypatch) -> None:
