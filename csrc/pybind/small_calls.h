@@ -11,7 +11,9 @@
 #include <Python.h>
 
 #include <cmath>
+#include <cstring>
 
+#include "core/layout.h"
 #include "core/parallel.h"
 #include "core/tree_sum.h"
 #include "sinpe/sinpe.h"
@@ -326,11 +328,10 @@ inline bool is_plain(PyObject* given) {
 inline bool is_sequence(PyObject* given, int32_t rank, bool* is_first, int64_t* extra) {
   PyObject *seq_dim = PyTuple_GET_ITEM(given, kSeqDim), *tokens = PyTuple_GET_ITEM(given, kExtra);
   *extra = PyLong_CheckExact(tokens) ? PyLong_AsLongLong(tokens) : -1;
-  const bool is_0 = is_int(seq_dim, 0);
-  *is_first = is_0 && rank == 3;
+  *is_first = rank == 3 && is_int(seq_dim, 0);
+  const bool rows_fit = is_int(seq_dim, -2) || *is_first || is_int(seq_dim, rank - 2);
   PyObject* channel_dim = PyTuple_GET_ITEM(given, kChannelDim);
-  const bool is = ((is_0 && rank < 4) || is_int(seq_dim, -2) || is_int(seq_dim, rank - 2)) &&
-                  (is_int(channel_dim, -1) || is_int(channel_dim, rank - 1)) &&
+  const bool is = rows_fit && (is_int(channel_dim, -1) || is_int(channel_dim, rank - 1)) &&
                   PyTuple_GET_ITEM(given, kGrid) == Py_None && *extra >= 0;
   PyErr_Clear();  // raised for an int that does not fit long
   return is;
@@ -574,19 +575,30 @@ inline bool set_rows(const Rows& rows, int64_t own_start, int64_t bytes, sinpe_a
   return set_alpha(rows.alpha, bytes, a);
 }
 
+// Copies scale * x to the extra tokens, the first `extra` rows; `row` is the dimension of rows in `a`.
+inline bool copy_extra_tokens(int64_t extra, int row, sinpe_add_arguments a) {
+  a.sizes[row] = extra;
+  if (a.scale != 1.0) return sinpe_dropout(&a) == SINPE_OK;
+  const size_t item = a.dtype == SINPE_FLOAT64 ? 8 : a.dtype == SINPE_FLOAT32 ? 4 : 2;
+  const int64_t rows = a.sizes[row] * a.sizes[0] * (row == 2 ? a.sizes[1] : 1), dim = a.sizes[row + 1];
+  for (int64_t k = 0; k < rows && a.out != a.x; ++k) {
+    const int64_t at = sinpe::offset_at(a.sizes, a.x_strides, row + 1, k) * static_cast<int64_t>(item);
+    std::memcpy(static_cast<char*>(a.out) + at, static_cast<const char*>(a.x) + at, static_cast<size_t>(dim) * item);
+  }
+  return true;
+}
+
 // add behind `extra` rows of extra tokens, which get scale * x only: `add` is called with the arguments for the other rows.
-// `row` is the dimension of rows in `a`.
 template <class Add>
-bool add_behind(int64_t extra, int row, sinpe_add_arguments a, const Add& add) {
+bool add_behind(int64_t extra, int row, const sinpe_add_arguments& a, const Add& add) {
+  if (extra == 0) return add(a);
   const int64_t bytes = a.dtype == SINPE_FLOAT64 ? 8 : a.dtype == SINPE_FLOAT32 ? 4 : 2;
   const int64_t offset = extra * a.x_strides[row] * bytes;
-  sinpe_add_arguments front = a;
-  front.sizes[row] = extra;
-  a.sizes[row] -= extra;
-  a.x = static_cast<const char*>(a.x) + offset;
-  a.out = static_cast<char*>(a.out) + offset;
-  return add(a) &&
-         (extra == 0 || sinpe_dropout(&front) == SINPE_OK);  // only the first can fail; nothing is written then
+  sinpe_add_arguments others = a;
+  others.sizes[row] -= extra;
+  others.x = static_cast<const char*>(a.x) + offset;
+  others.out = static_cast<char*>(a.out) + offset;
+  return add(others) && copy_extra_tokens(extra, row, a);  // only the first can fail; nothing is written then
 }
 
 // The points of a grid as the rows and channels, extra tokens included.
@@ -631,33 +643,27 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const bool can_learn = is_new && !needs_grad(rows);
   if (PyErr_Occurred() != nullptr || (learns && !can_learn)) return use_general_path();
   Tensor x, out;
-  int dtype;
+  const int dtype = dtype_of(object, &x);
+  if (dtype < 0) Py_RETURN_NONE;
+  const int32_t rank = x.rank;
   PyObject *encoding = at(kEncoding), *layout[kLayoutArguments];
-  int64_t dim;
-  bool may_be_sequence, is_sequence_first;
-  int64_t extra;
-  const auto describe_x = [&] {
-    dtype = dtype_of(object, &x);
-    if (dtype < 0) return false;
-    dim = x.sizes[x.rank - 1];
-    encoding = at(kEncoding);
-    may_be_sequence = is_sequence(given, x.rank, &is_sequence_first, &extra) && resolve_int(&encoding, &dim);
-    return true;
-  };
-  if (!describe_x()) Py_RETURN_NONE;
-  const bool is_grid = may_be_grid(given, layout);
+  int64_t dim = x.sizes[rank - 1], extra;
+  bool is_sequence_first;
   Plan plan{};
   GridPlan grid{};
+  const bool may_be_sequence =
+      is_sequence(given, rank, &is_sequence_first, &extra) && resolve_int(&encoding, &dim) && dim == x.sizes[rank - 1];
   if (may_be_sequence) plan = cached_plan(encoding, dim);
-  if (is_grid && plan.holder == nullptr) grid = cached_grid(encoding, layout, x, dtype);
+  const bool is_grid = plan.holder == nullptr && may_be_grid(given, layout);
+  if (is_grid) grid = cached_grid(encoding, layout, x, dtype);
   const bool is_fresh = plan.holder == nullptr && grid.holder == nullptr;
   if (is_fresh && may_be_sequence) plan = new_plan(encoding, dim);
-  if (is_fresh && is_grid && plan.holder == nullptr && PyErr_Occurred() == nullptr && describe_x())
+  if (is_fresh && is_grid && plan.holder == nullptr && PyErr_Occurred() == nullptr && dtype_of(object, &x) == dtype)
     grid = new_grid(encoding, layout, given, x, dtype);
   const Reference holder{plan.holder != nullptr ? plan.holder : grid.holder};
   if (holder.object == nullptr || (plan.holder == nullptr && grid.words == nullptr)) return use_general_path();
   if (learns) {
-    if (!describe_x() || !is_within_storage(object, x, count_elements(x))) return use_general_path();
+    if (dtype_of(object, &x) != dtype || !is_within_storage(object, x, count_elements(x))) return use_general_path();
     result = has_scale ? PyNumber_Multiply(object, rows.scale) : PyObject_CallMethodNoArgs(object, names.clone);
   } else {
     result = is_new ? PyObject_CallOneArg(python.empty_like, object) : Py_NewRef(result);
@@ -666,12 +672,12 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   bool done = false;
   int64_t size = 0;
   const auto fits = [&] {
-    if (result == nullptr || !describe_x() || dtype_of(result, &out) != dtype || !are_alike(x, out)) return false;
-    const bool is_for_x = plan.holder != nullptr ? may_be_sequence && x.sizes[x.rank - 1] == plan.dim
-                                                 : is_for(grid, encoding, layout, x, dtype);
+    if (result == nullptr || dtype_of(object, &x) != dtype || dtype_of(result, &out) != dtype) return false;
+    const bool is_for_x =
+        plan.holder != nullptr ? x.rank == rank && x.sizes[rank - 1] == dim : is_for(grid, encoding, layout, x, dtype);
     const int64_t elements = count_elements(x), distance = static_cast<char*>(out.data) - static_cast<char*>(x.data);
     size = elements * (x.bits / 8);
-    return is_for_x && (distance == 0 || distance >= size || distance <= -size) &&
+    return is_for_x && are_alike(x, out) && (distance == 0 || distance >= size || distance <= -size) &&
            is_within_storage(object, x, elements) && (is_new || is_within_storage(result, out, elements));
   };
   if (fits()) {

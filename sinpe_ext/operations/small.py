@@ -68,14 +68,23 @@ def _grid(given: tuple[Any, ...]) -> tuple[Any, ...] | None:
     is_supported = call.has_kernel and not call.is_single_encoding and form.points and not (form.extra and by_channels)
     if not is_supported or (form.extra and form.rows_at[0] != x.dim() - 2):
         return None
-    points = points.transpose(-1, -2) if by_channels else points
+    points, lengths, acc = (
+        points.transpose(-1, -2) if by_channels else points,
+        tuple(form.lengths),
+        accumulation(x.dtype),
+    )
     try:
         points = points.view(-1, *points.shape[-2:])
     except RuntimeError:  # its samples are not evenly spaced
         return None
-    lengths = tuple(form.lengths)
-    packed = grid_rows.pack_grid(call.grid, lengths, by_channels, x.device)
-    rows = grid_rows.values(call.grid, lengths, call.starts, accumulation(x.dtype), x.device, None, by_channels)
+    if by_channels:  # a table of all points, whose channels stand for the points of an axis: nothing is left to combine
+        value, dim = call.grid_given
+        rows = grid_rows.table(value, dim, lengths, call.starts, acc, x.device).reshape(-1, dim).t().contiguous()
+        whole = GridEncoding((grid_rows.zero_encoding(form.points),))
+        packed = grid_rows.pack_grid(whole, (dim,), False, x.device)
+    else:
+        rows = grid_rows.values(call.grid, lengths, call.starts, acc, x.device, None, False)
+        packed = grid_rows.pack_grid(call.grid, lengths, False, x.device)
     operands = packed.data_ptr(), packed.numel(), rows.data_ptr(), rows.numel()
     return (packed, rows), *operands, tuple(points.shape), points.stride(), form.extra
 
