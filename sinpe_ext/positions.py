@@ -14,6 +14,7 @@ from .encodings import values
 from .encodings.tracing import refuse_jit_trace
 from .encodings.values import INT64_MAX, INT64_MIN, addressable, dense_tensor, integer, shown
 from .encodings.values import length as _length
+from .operations.checks import bool_mask
 from .operations.nested import sequence_positions
 from .reference.tiles import widest
 
@@ -264,12 +265,7 @@ def from_mask_2d(
 
 def _mask(name: str, value: Any, ranks: tuple[int, ...], shapes: str) -> None:
     """Checks that `value` is a bool tensor whose number of dimensions is in `ranks`."""
-    dense_tensor(name, value)
-    if value.dtype != torch.bool:
-        raise TypeError(
-            f"{name}: expected bool, True = padding, got {value.dtype}; pass attention_mask == 0 for a mask that is 1 "
-            "on tokens"
-        )
+    bool_mask(value, name)
     if value.dim() not in ranks:
         raise ValueError(f"{name}: expected shape {shapes}, got {tuple(value.shape)}; reshape it")
 

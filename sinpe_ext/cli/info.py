@@ -164,9 +164,9 @@ def nvcc() -> str:
     try:
         found = cuda_compiler.find_nvcc(cuda)
     except BuildUnavailable as problem:
-        return problem.reason if cuda else "none, and torch is no CUDA build"
+        return problem.reason if cuda else "none, and this torch is not a CUDA build"
     text = f"{found.path} ({found.version})"
-    return f"{text}, {compiles_for(found)}" if cuda else f"{text}, of no use: torch is no CUDA build"
+    return f"{text}, {compiles_for(found)}" if cuda else f"{text}, not used: this torch is not a CUDA build"
 
 
 def compiles_for(nvcc: cuda_compiler.Nvcc) -> str:

@@ -279,7 +279,7 @@ def _axes(values: Any) -> tuple[Encoding, ...]:
     for axis in axes:
         if not isinstance(axis, Encoding):
             raise TypeError(
-                f"axes: expected a sequence of Encoding, got a {type(axis).__name__} in it; pass Encoding(...)"
+                f"axes: expected a sequence of Encoding, got {type(axis).__name__} among them; pass Encoding(...)"
             )
     if not 1 <= len(axes) <= MAX_AXES:
         raise ValueError(f"axes: expected 1 to {MAX_AXES}, got {len(axes)}; pass one Encoding per axis")

@@ -25,7 +25,9 @@ class GridConvention(NamedTuple):
 def _divided_by(name: str, dim: int, of: int) -> int:
     """dim / of. Raises ValueError if dim is not a multiple, which the library of the convention does not support."""
     if dim % of:
-        raise ValueError(f"dim: expected a multiple of {of} for {name}, got {dim}; pass one, as the library asks for")
+        raise ValueError(
+            f"dim: expected a multiple of {of} for {name}, got {dim}; pass a multiple, as its library requires"
+        )
     return dim // of
 
 

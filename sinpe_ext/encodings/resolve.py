@@ -63,6 +63,11 @@ def encoding(value: Any, dim: int | None = None, piece: int | tuple[int, int] | 
     scalar = is_scalar_array(value) or not hasattr(type(value), "shape")
     if hasattr(value, "__index__") and not isinstance(value, bool) and scalar:
         return Encoding(value)
+    if value is None:
+        raise TypeError(
+            "dim: expected the number of channels with encoding=None, got None; pass it, as in table(4096, 512), "
+            "encode(positions, 512) or table(4096, dim=512)"
+        )
     named = "a name with dim=" if dim is None else "a convention's name"
     raise TypeError(
         f"encoding: expected an Encoding, {named} or an int (the dim), got {type(value).__name__}; pass Encoding(dim) "
@@ -76,8 +81,8 @@ def dim_beside(encoding: Any, dim: Any) -> int | None:
         return None
     if encoding is not None and not isinstance(encoding, str):
         raise TypeError(
-            f"dim: expected None beside {described(encoding)}, which has its own, got {shown(dim)}; leave it out, or "
-            'pass a name for encoding, as in table(4096, "t2t", dim=512)'
+            f"dim: expected None, because {described(encoding)} as encoding has its own number of channels, got "
+            f'{shown(dim)}; leave it out, or pass a name for encoding, as in table(4096, "t2t", dim=512)'
         )
     # operator.index turns a symbolic int of a graph into a number.
     return operator.index(integer("dim", dim, 1, MAX_DIM, "pass the number of channels"))

@@ -118,7 +118,7 @@ class SinusoidalPositionalEncoding(nn.Module):
             raise TypeError(
                 f"dropout: expected a float, got {dropout!r}; dropout is the second argument, pass encoding={dropout!r}"
             )
-        hint = "max_len is the third argument, pass max_len=... by name"
+        hint = "pass a probability; if this is max_len, that is the third argument, pass max_len=... by name"
         self.dropout = nn.Dropout(values.probability("dropout", dropout, hint))
         self._first_alpha = values.factor("alpha", alpha)
         learned = values.flag("learned_alpha", learned_alpha)

@@ -132,8 +132,8 @@ def two_dimensions(rows_at: int, channels_at: int, seq_dim: Any, channel_dim: An
     """Raises ValueError if the sequence and the channels are the same dimension of x."""
     if rows_at == channels_at:
         raise ValueError(
-            f"seq_dim, channel_dim: expected two dimensions of x, got {seq_dim} and {channel_dim}, which are one; "
-            "pass different ones"
+            f"seq_dim, channel_dim: expected two dimensions of x, got {seq_dim} and {channel_dim}, which are the same; "
+            "pass different ones, such as seq_dim=-1, channel_dim=-2 for (batch, channels, sequence)"
         )
 
 
@@ -181,19 +181,20 @@ def row_tensor(name: str, value: Tensor, of: Target) -> Tensor:
     if view.dim() != 2 or shape[-1] != of.rows or (len(shape) == 2 and shape[0] not in (1, of.batch)):
         raise ValueError(
             f"{name}: expected shape ({of.rows},) or ({of.batch}, {of.rows}), (sequence) or (batch, sequence) of "
-            f"{of.name}, got {tuple(shape)} for {of.name} of shape {tuple(of.shape)}; it is batch-first whatever "
-            "seq_dim is"
+            f"{of.name}, got {tuple(shape)} for {of.name} of shape {tuple(of.shape)}; pass it batch first, even if "
+            f"{of.name} has the sequence first"
         )
     return view
 
 
-def bool_mask(value: Any) -> None:
-    """Checks that `padding_mask`, of any shape, is a dense bool tensor."""
-    dense_tensor("padding_mask", value)
+def bool_mask(value: Any, name: str = "padding_mask") -> None:
+    """Checks that a mask, of any shape, is a dense bool tensor."""
+    dense_tensor(name, value)
     if value.dtype != torch.bool:
+        additive = 'mask == float("-inf") for an additive mask (0 or -inf), or ' if value.is_floating_point() else ""
         raise TypeError(
-            f"padding_mask: expected bool, True = padding, got {value.dtype}; pass attention_mask == 0 for a mask that "
-            "is 1 on tokens"
+            f"{name}: expected bool, True = padding, got {value.dtype}; pass {additive}attention_mask == 0 for a mask "
+            "that is 1 on tokens"
         )
 
 
@@ -276,8 +277,8 @@ def alpha(value: Any, of: Target) -> float | Tensor:
         raise TypeError(f"alpha: expected a float or a floating-point tensor, got {value.dtype}; pass a float")
     if tuple(value.shape) not in ((), (1,)):
         raise ValueError(
-            f"alpha: expected a float or a tensor of shape () or (1,), got shape {tuple(value.shape)}; multiply a "
-            "table by one factor per row or channel"
+            f"alpha: expected a float or a tensor of shape () or (1,), got shape {tuple(value.shape)}; for one factor "
+            "per row or channel, add alpha * table(...) to x"
         )
     same_device("alpha", value, of)
     return value
@@ -467,11 +468,15 @@ def grid_starts(value: Any, firsts: Sequence[int], sizes: Sequence[int], batch: 
     items = one_per_axis(value, axes)
     if _is_compiling() and all(map(_is_whole, items)):
         return items
-    found = [start(item) for item in items]
-    for k, first in enumerate(found):
-        if type(first) is int:
-            position_range(firsts[k] + first, sizes[k])
-    return found
+    return _checked_starts([start(item) for item in items], firsts, sizes)
+
+
+def _checked_starts(starts: list[Any], firsts: Sequence[int], sizes: Sequence[int]) -> list[Any]:
+    """Checks the range of the positions that follow from one start per axis; returns the starts."""
+    for value, first, size in zip(starts, firsts, sizes, strict=True):
+        if type(value) is int:
+            position_range(first + value, size)
+    return starts
 
 
 def _start_tensor(value: Tensor, firsts: Sequence[int], sizes: Sequence[int], batch: int | None, device: Any) -> Any:
@@ -486,17 +491,18 @@ def _start_tensor(value: Tensor, firsts: Sequence[int], sizes: Sequence[int], ba
         )
     value = positions(value)
     if value.dim() == 0:
-        _check_starts(value.expand(axes), firsts, sizes)
-        return [value] * axes
+        value = value.expand(axes)
     allowed = [(axes,)] + ([(1, axes), (batch, axes)] if batch is not None else [])
     if tuple(value.shape) not in allowed:
         samples = f" or ({batch}, {axes}), one for each sample" if batch is not None else ""
         raise ValueError(
             f"start: expected shape () or ({axes},), one per axis{samples}, got {tuple(value.shape)}; pass one of these"
         )
-    _check_starts(value, firsts, sizes)
     if value.dim() == 2 and value.shape[0] == 1:
         value = value[0]
+    if value.dim() == 1 and value.is_cpu and should_check_values(value):
+        return _checked_starts(value.tolist(), firsts, sizes)
+    _check_starts(value, firsts, sizes)
     return list(value.unbind()) if value.dim() == 1 else value
 
 
@@ -506,8 +512,7 @@ def _check_starts(value: Tensor, firsts: Sequence[int], sizes: Sequence[int]) ->
         return
     low, high = torch.stack(value.reshape(-1, len(firsts)).aminmax(dim=0)).tolist()
     for extremes in (low, high):
-        for first, size, extreme in zip(firsts, sizes, extremes, strict=True):
-            position_range(first + extreme, size)
+        _checked_starts(extremes, firsts, sizes)
 
 
 def grid_positions(value: Any, axes: int, shapes: Shapes, x: Tensor) -> Tensor:

@@ -102,8 +102,7 @@ class GridForm:
         self.rng_offsets += [*(steps[d] for d in self.batch_at), steps[self.rows_at[-1]], steps[self.channels_at]]
 
     def _decide(self, of: _GridArguments, grid_shape: Any, axes: int, others: list[int], rows_at: int) -> bool:
-        """Whether the grid is flattened in the sequence; `others` are all dimensions except the
-        channels."""
+        """Whether the grid is flattened in the sequence; `others` are all dimensions except the channels."""
         rank, shape, positions = len(of.shape), tuple(of.shape), of.positions_shape
         at = others[len(others) - axes :]
         if grid_shape is None:
@@ -119,9 +118,9 @@ class GridForm:
                 return True
             why = f"extra_tokens={self.extra}" if self.extra else f"x of {rank} dimensions and a grid of {axes} axes"
             raise ValueError(
-                f"grid_shape: expected the grid's lengths for {why}, got None with x of shape {shape}; pass "
-                f"grid_shape=({', '.join('HWD'[:axes] if axes < 4 else ['...'])}), of grid points in x's sequence, or "
-                "of dimensions of an x without batch; for channels first also channel_dim"
+                f"grid_shape: expected the lengths of the grid's axes for {why}, got None with x of shape {shape}; "
+                f"pass grid_shape=({', '.join('HWD'[:axes] if axes < 4 else ['...'])}), whose product is the length of "
+                "the sequence without extra_tokens; for channels first also channel_dim"
             )
         if rows_at != self.channels_at and shape[rows_at] == self.extra + math.prod(grid_shape):
             return True
@@ -268,12 +267,14 @@ class DifferentiableGrid(torch.autograd.Function):
         ctx: Any, x: Tensor, alpha: Tensor | None, positions: Tensor | None, call: GridAdd, into_x: bool
     ) -> Tensor:
         ctx.form, ctx.scale, ctx.drop_threshold = call.form, call.scale, call.drop_threshold
-        ctx.pieces = [(p.axis, p.first, p.step, p.encoding.dim) for p in call.grid.pieces]
-        ctx.packed_plans = [call.packed_plan_of(k) for k in range(len(ctx.pieces))]
         ctx.own_rng_offsets = [] if call.is_whole else call.form.own_rng_offsets
-        ctx.rng_offsets = [call.rng_offsets_at(p.first, p.step) for p in call.grid.pieces]
-        every = call.coordinates() if ctx.needs_input_grad[1] or ctx.needs_input_grad[2] else None
-        ctx.save_for_backward(every if positions is None else positions, call.padding_mask, alpha, call.seed)
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            positions = call.coordinates() if positions is None else positions
+            ctx.pieces = [
+                (p.axis, p.first, p.step, p.encoding.dim, call.packed_plan_of(k), call.rng_offsets_at(p.first, p.step))
+                for k, p in enumerate(call.grid.pieces)
+            ]
+        ctx.save_for_backward(positions, call.padding_mask, alpha, call.seed)
         if into_x:
             ctx.mark_dirty(x)
             return call.run(x)
@@ -290,9 +291,7 @@ class DifferentiableGrid(torch.autograd.Function):
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
             points = form.canonical(grad)
             of_axes: list[Any] = [None] * positions.shape[-1]
-            for (axis, first, step, count), packed_plan, rng_offsets in zip(
-                ctx.pieces, ctx.packed_plans, ctx.rng_offsets, strict=True
-            ):
+            for axis, first, step, count, packed_plan, rng_offsets in ctx.pieces:
                 part = points[..., first : first + (count - 1) * step + 1 : step]
                 at = positions[..., axis]
                 a = Add(

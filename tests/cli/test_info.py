@@ -235,7 +235,7 @@ def test_cpu_build_of_torch_with_nvcc(machine, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setenv("CUDACXX", str(write_nvcc(tmp_path / "nvcc", version="12.8.61")))
     text = printed(capsys)
-    assert "nvcc (12.8.61), of no use: torch is no CUDA build" in text
+    assert "nvcc (12.8.61), not used: this torch is not a CUDA build" in text
     assert not steps(text)  # no device is known: nothing to do
 
 
