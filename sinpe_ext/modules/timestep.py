@@ -21,6 +21,7 @@ from . import shared
 _EXACT = (torch.float32, torch.int64, torch.float64)
 # The value that 998.39 is rounded to in each 16-bit dtype, for the warning.
 _STORED = {torch.bfloat16: "1000", torch.float16: "998.5"}
+_FLOATS = torch.float32, torch.float64, *_STORED
 _warned = False
 _RANGE_CHECKS = 100  # calls of a process whose timesteps are compared with 0 and 1
 _range_checks = _RANGE_CHECKS  # that are left
@@ -162,7 +163,7 @@ def _warn_of_fractions(t: Any, encoding: Encoding) -> None:
     global _range_checks
     if encoding.position_scale != 1 or encoding.unit != "radian" or encoding.frequencies is not None:
         return  # not an encoding of steps
-    if type(t) is not Tensor or t.dtype not in (torch.float32, torch.float64, *_STORED) or t.layout != torch.strided:
+    if type(t) is not Tensor or t.is_nested or t.layout != torch.strided or t.dtype not in _FLOATS:
         return
     if not t.is_cpu or not t.numel() or torch_state.read() is not torch_state.NOT_INTERCEPTED or is_batched(t):
         return

@@ -257,7 +257,8 @@ class Sum:
     def set_alpha(self, alpha: Any) -> None:
         """Checks and stores alpha."""
         alpha = checks.alpha(alpha, self.target())
-        self.alpha = alpha if isinstance(alpha, Tensor) or not checks.is_one(alpha) else None
+        is_one = not isinstance(alpha, Tensor) and (checks.is_one(alpha) if self.state.compiling else alpha == 1.0)
+        self.alpha = None if is_one else alpha
 
     def set_part(self, part: Part, rows_at: int, channels_at: int, shape: Sequence[int]) -> int:
         """Stores where data of `shape` lies in the whole; returns the number of channels of the whole."""
@@ -487,11 +488,13 @@ class SequenceAdd(Sum):
 
     def by_operator(self) -> Tensor:
         """The result of an operator, differentiable if a gradient is needed."""
-        x = self.x
-        if self.form.is_canonical:
+        x, is_canonical = self.x, self.form.is_canonical
+        if is_canonical and x.is_contiguous():
             result: Tensor = ADD(self.operands(x), state=self.state)
             return result
-        return self.differentiable(into_x=False) if self.needs_grad(x) else self.run()
+        if not self.needs_grad(x):
+            return self.run()
+        return ADD(self.operands(x), state=self.state) if is_canonical else self.differentiable(into_x=False)
 
     def differentiable(self, into_x: bool) -> Tensor:
         """The result for autograd, with the layout of x, in x or in a new tensor."""

@@ -271,7 +271,7 @@ def is_one(value: float) -> bool:
 def alpha(value: Any, of: Target) -> float | Tensor:
     """Checks `alpha`; returns a float, or a floating-point tensor of shape () or (1,)."""
     if not isinstance(value, Tensor):
-        return number("alpha", value)
+        return number("alpha", value) if _is_compiling() else factor("alpha", value)
     dense_tensor("alpha", value)
     if value.dtype.is_complex or not value.dtype.is_floating_point:
         raise TypeError(f"alpha: expected a float or a floating-point tensor, got {value.dtype}; pass a float")

@@ -120,7 +120,8 @@ class GridForm:
             raise ValueError(
                 f"grid_shape: expected the lengths of the grid's axes for {why}, got None with x of shape {shape}; "
                 f"pass grid_shape=({', '.join('HWD'[:axes] if axes < 4 else ['...'])}), whose product is the length of "
-                "the sequence without extra_tokens; for channels first also channel_dim"
+                "the sequence without extra_tokens, or which are dimensions of an x without batch; for channels first "
+                "also channel_dim"
             )
         if rows_at != self.channels_at and shape[rows_at] == self.extra + math.prod(grid_shape):
             return True

@@ -61,6 +61,12 @@ def table(arguments: TableArguments) -> Tensor:
     return encoded_rows.table(known, rows, first, dtype, device)
 
 
+def _refuse_gradient(out: Tensor) -> None:
+    """Raises RuntimeError if `out` requires grad."""
+    if out.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError("out: expected a tensor without gradient, got one that requires it; pass out.detach()")
+
+
 def _into(out: Tensor, length: int, known: plans.EncodingArguments, start: int) -> Tensor:
     """`table` with `out`, by the kernel if it can write to a tensor with these strides."""
     encoding = resolve.encoding(*known)
@@ -69,7 +75,7 @@ def _into(out: Tensor, length: int, known: plans.EncodingArguments, start: int) 
             f"out: expected shape ({length}, {encoding.dim}), (length, dim), got {tuple(out.shape)}; pass a tensor of "
             "that shape"
         )
-    memory.refuse_gradient(out.requires_grad)
+    _refuse_gradient(out)
     if _is_compiling():
         return out.copy_(encoded_rows.table(known, length, start, out.dtype, out.device))
     memory.writable("out", out)
@@ -99,7 +105,7 @@ def _of_grid(arguments: TableArguments) -> Tensor:
     if out is not None:
         if tuple(out.shape) != shape:
             raise ValueError(f"out: expected shape {shape}, got {tuple(out.shape)}; pass a tensor of that shape")
-        memory.refuse_gradient(out.requires_grad)
+        _refuse_gradient(out)
         where = out.device
         memory.writable("out", out)
     else:

@@ -198,7 +198,11 @@ TABLE: dict[str, Case] = {
     "length float": (table(4.0, D), TypeError, "length: expected int, got float"),
     "length bool": (table(True, D), TypeError, "length: expected int, got bool"),
     "length 2**63": (table(2**63, D), ValueError, r"length: expected an int in 0..\d+, got 9223372036854775808"),
-    "encoding None": (table(4, None), TypeError, "encoding: expected .* got NoneType; pass Encoding"),
+    "encoding None": (
+        table(4, None),
+        TypeError,
+        "dim: expected the number of channels with encoding=None, got None; pass it, as in table",
+    ),
     "encoding name": (
         table(4, "t2t"),
         TypeError,

@@ -132,7 +132,7 @@ LAYER: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "dropout 5000": (
         lambda: sinpe.SinusoidalPositionalEncoding(D, 5000),
         ValueError,
-        "dropout: expected 0 to 1, got 5000; max_len is the third argument, pass max_len=",
+        "dropout: expected 0 to 1, got 5000; pass a probability; if this is max_len, that is the third argument, pass",
     ),
     "dropout -0.1": (
         lambda: sinpe.SinusoidalPositionalEncoding(D, -0.1),

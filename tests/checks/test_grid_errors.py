@@ -17,12 +17,16 @@ FLAT = torch.zeros(2, 12, 8)
 add = sinpe.add
 
 ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (lambda: add(FLAT, GRID), ValueError, "grid_shape: expected the grid's lengths for x of 3 dimensions"),
+    (lambda: add(FLAT, GRID), ValueError, "grid_shape: expected the lengths of the grid's axes for x of 3 dimensions"),
     (lambda: add(FLAT, GRID), ValueError, "pass grid_shape=(H, W)"),
     (lambda: add(FLAT, GRID, grid_shape=(3, 5)), ValueError, "grid_shape: expected a sequence of 15"),
     (lambda: add(FLAT, GRID, grid_shape=(3, 4), extra_tokens=1), ValueError, "expected a sequence of 13"),
     (lambda: add(X, GRID, grid_shape=(4, 3)), ValueError, "or the dimensions (4, 3) in x"),
-    (lambda: add(X, GRID, extra_tokens=1), ValueError, "grid_shape: expected the grid's lengths for extra_tokens=1"),
+    (
+        lambda: add(X, GRID, extra_tokens=1),
+        ValueError,
+        "grid_shape: expected the lengths of the grid's axes for extra_tokens=1",
+    ),
     (lambda: add(FLAT, GRID, grid_shape=(12,)), ValueError, "grid_shape: expected 2 lengths, one per axis"),
     (lambda: add(FLAT, GRID, grid_shape=12), TypeError, "grid_shape: expected 2 ints, the grid's lengths, got int"),
     (lambda: add(FLAT, GRID, grid_shape=(3, -4)), ValueError, "grid_shape: expected an int in 0"),
@@ -31,7 +35,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: add(X[..., :7], GRID), ValueError, "x: expected 8 channels, those of the encoding, got 7"),
     (lambda: add(X[..., :6], "mae2d"), ValueError, "dim: expected a multiple of 4 for mae2d, got 6"),
     (lambda: add(X[..., :6], "mae2d"), ValueError, "channel_dim says where they are"),
-    (lambda: add(X[0], GRID), ValueError, "or of dimensions of an x without batch"),
+    (lambda: add(X[0], GRID), ValueError, "or which are dimensions of an x without batch"),
     (lambda: add(X, GRID, channel_dim=1), ValueError, "x: expected 8 channels"),
     (lambda: add(X.movedim(-1, 2), GRID, channel_dim=2), ValueError, "channel_dim: expected the channels before or"),
     (lambda: add(X.long(), GRID), TypeError, "x: expected torch.float32"),

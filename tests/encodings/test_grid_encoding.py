@@ -135,7 +135,7 @@ def test_interpolated() -> None:
 
 ERRORS = [
     (lambda: GridEncoding(Encoding(4)), TypeError, "axes: expected a sequence of Encoding, one per axis, got Encoding"),
-    (lambda: GridEncoding((4, 4)), TypeError, "axes: expected a sequence of Encoding, got a int in it"),
+    (lambda: GridEncoding((4, 4)), TypeError, "axes: expected a sequence of Encoding, got int among them"),
     (lambda: GridEncoding(()), ValueError, "axes: expected 1 to 8, got 0"),
     (lambda: GridEncoding((HALVES,) * 9), ValueError, "axes: expected 1 to 8, got 9"),
     (lambda: GridEncoding((HALVES,) * 2, order=(0, 0)), ValueError, "order: expected each of 0 to 1 once"),
