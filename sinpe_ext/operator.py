@@ -101,9 +101,11 @@ class Operator:
         derivative: Derivative | None = None,
         tags: tuple[torch.Tag, ...] = (),
     ) -> None:
-        self.name, self.record, self.derivative = name, record, derivative
-        without = None if derivative is None else derivative.without
-        self._without = None if without is None else record._fields.index(without)
+        self.name, self.record = name, record
+        self._index = {field: k for k, field in enumerate(record._fields)}
+        self._gradients: Any
+        self._gradients, without = (None, None) if derivative is None else derivative
+        self._without = None if without is None else self._index[without]
         types = [_TYPES[hint.__forward_arg__] for hint in record.__annotations__.values()]
         self._count, self._tensor_count = len(types), sum(kind.startswith("Tensor") for kind in types)
         arguments = list(zip(types, record._fields, strict=True))
@@ -161,7 +163,7 @@ class Operator:
             if is_batched(tensor):  # calls the operator once per sample
                 return self.op(*operands)
             if may_learn and tensor.requires_grad:
-                return self._function.apply(state, *operands)
+                return self._function.apply((state, operands[self._tensor_count :]), *operands[: self._tensor_count])
             # The dispatcher resolves the negative bit, zeros without memory, and functional tensors.
             if type(tensor) not in _PLAIN or tensor.is_neg() or tensor._is_zerotensor() or _is_functional(tensor):
                 needs_dispatcher = True
@@ -183,23 +185,25 @@ class Operator:
         ctx.save_for_backward(*tensors)
         ctx.numbers = operands[self._tensor_count :]
 
-    def gradients(self, ctx: Any, needs: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """The gradient of each operand that `save` has saved, from those of the results; `needs` says which of them
-        are needed."""
-        assert self.derivative is not None
+    def gradients(self, ctx: Any, needs: Any, *grads: Any) -> list[Tensor | None]:
+        """The gradients of the operands that `save` has saved, of those in `needs`, which says whether they are
+        needed."""
         new, record = tuple.__new__, self.record  # half the time of record(...)
         operands, needed = new(record, ctx.saved_tensors + ctx.numbers), new(record, needs)
         if self._without is None:
-            found = self.derivative.gradients(operands, needed, *grads)
+            found = self._gradients(operands, needed, *grads)
         else:
-            found = self.derivative.gradients(operands, needed, *grads, ctx.shape)
-        return tuple(map(found.get, record._fields))
+            found = self._gradients(operands, needed, *grads, ctx.shape)
+        every: list[Tensor | None] = [None] * len(needs)
+        for field, gradient in found.items():
+            every[self._index[field]] = gradient
+        return every
 
     def _setup_context(self, ctx: Any, inputs: Any, output: Any) -> None:
         self.save(ctx, inputs)
 
     def _backward(self, ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        return self.gradients(ctx, ctx.needs_input_grad, *grads)
+        return tuple(self.gradients(ctx, ctx.needs_input_grad, *grads))
 
     def _autograd_function(self) -> Any:
         """The autograd.Function for calls of this class; register_autograd serves calls of the operator itself."""
@@ -208,7 +212,9 @@ class Operator:
             # No separate setup_context: with one, torch binds the arguments to a signature at each call, which takes 40
             # microseconds.
             @staticmethod
-            def forward(ctx: Any, state: TorchState, *operands: Any) -> Any:
+            def forward(ctx: Any, others: tuple[TorchState, tuple[Any, ...]], *tensors: Tensor | None) -> Any:
+                state, numbers = others
+                operands = tensors + numbers
                 self.save(ctx, operands)
                 return self(operands, state=state)  # gradients are disabled in here
 
