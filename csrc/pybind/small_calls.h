@@ -578,7 +578,7 @@ inline bool set_rows(const Rows& rows, int64_t own_start, int64_t bytes, sinpe_a
 // Copies scale * x to the extra tokens, the first `extra` rows; `row` is the dimension of rows in `a`.
 inline bool copy_extra_tokens(int64_t extra, int row, sinpe_add_arguments a) {
   a.sizes[row] = extra;
-  if (a.scale != 1.0) return sinpe_dropout(&a) == SINPE_OK;
+  if (a.scale != 1.0 || (a.x_strides[row + 1] != 1 && a.sizes[row + 1] != 1)) return sinpe_dropout(&a) == SINPE_OK;
   const size_t item = a.dtype == SINPE_FLOAT64 ? 8 : a.dtype == SINPE_FLOAT32 ? 4 : 2;
   const int64_t rows = a.sizes[row] * a.sizes[0] * (row == 2 ? a.sizes[1] : 1), dim = a.sizes[row + 1];
   for (int64_t k = 0; k < rows && a.out != a.x; ++k) {
@@ -601,14 +601,13 @@ bool add_behind(int64_t extra, int row, const sinpe_add_arguments& a, const Add&
   return add(others) && copy_extra_tokens(extra, row, a);  // only the first can fail; nothing is written then
 }
 
-// The points of a grid as the rows and channels, extra tokens included.
+// x as (batch, rows, columns).
 inline void set_grid(const GridPlan& grid, PyObject* scale, sinpe_add_arguments* a) {
   a->rank = 3;
   for (int d = 0; d < 3; ++d) {
     a->sizes[d] = grid.sizes[d];
     a->x_strides[d] = a->out_strides[d] = grid.strides[d];
   }
-  a->sizes[1] += grid.extra;
   a->scale = PyFloat_AS_DOUBLE(scale);
 }
 

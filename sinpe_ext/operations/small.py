@@ -54,8 +54,8 @@ def _plan(encoding: Any, dim: int) -> tuple[Tensor, int, int, int] | None:
 
 def _grid(given: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """The grid of a call of `add` with a contiguous x: (the tensors, address and number of elements of the packed grid,
-    the same of the rows of its axes, sizes and strides of its points in x, as a tensor of three dimensions, number of
-    extra tokens, which are the first rows of x); None for the general path."""
+    the same of the rows of its axes, sizes and strides of x as a tensor of three dimensions, whose rows are the extra
+    tokens and the points, number of extra tokens); None for the general path."""
     arguments = AddArguments(*given)
     try:
         if not resolve.is_grid(arguments.encoding):
@@ -63,7 +63,9 @@ def _grid(given: tuple[Any, ...]) -> tuple[Any, ...] | None:
         call = GridAdd(arguments)
     except (IndexError, TypeError, ValueError, RuntimeError):  # the general path raises it again
         return None
-    x, form, points = call.x, call.form, call.form.canonical(call.x)
+    x, form = call.x, call.form
+    # With the extra tokens, which are the first rows: of a single row behind them, the stride would be arbitrary.
+    points = x.permute(*form.batch_at, *form.rows_at, form.channels_at) if form.extra else form.canonical(x)
     by_channels = points.stride(-1) != 1 == points.stride(-2)
     is_supported = call.has_kernel and not call.is_single_encoding and form.points and not (form.extra and by_channels)
     if not is_supported or (form.extra and form.rows_at[0] != x.dim() - 2):

@@ -37,6 +37,8 @@ ADD_PLAIN = [
     {"seq_dim": 0, "start": 5, "scale": 0.5, "encoding": sinpe.Encoding(8, start=-3)},
     {"seq_dim": 1, "channel_dim": 2},
     {"extra_tokens": 1, "scale": 0.5},
+    {"extra_tokens": 2, "encoding": "t2t"},
+    {"extra_tokens": 1, "seq_dim": 0},
     {"extra_tokens": 1, "encoding": "t2t", "seq_dim": 0, "start": 5},
     {"extra_tokens": 2, "start": -(2**61)},
 ]
@@ -383,6 +385,8 @@ GRID_LAYOUTS = {
     "channels first, no batch": {"flat": (32, 3, 4), "channel_dim": 0, "grid_shape": (3, 4)},
     "channels first, flattened": {"flat": (2, 16, 12), "channel_dim": 1, "seq_dim": 2, "grid_shape": (3, 4)},
     "extra tokens": {"flat": (2, 12, 16), "grid_shape": (5, 2), "extra_tokens": 2, "start": 9},
+    "extra tokens, channels first": {"flat": (16, 12, 2), "grid_shape": (5, 2), "extra_tokens": 2, "channel_dim": 0},
+    "one point": {"flat": (1, 16, 4, 3), "grid_shape": (1, 1), "extra_tokens": 3, "channel_dim": 1, "seq_dim": 2},
     "more dimensions": {"flat": (1, 2, 3, 4, 16)},
 }
 
@@ -393,14 +397,16 @@ def test_small_grids_of_other_layouts(name, dtype, monkeypatch) -> None:
     arguments = dict(GRID_LAYOUTS[name])
     shape = arguments.pop("flat", (2, 3, 4, 16))
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    call: dict[str, Any] = {"encoding": "mae2d", "scale": 0.5, **arguments}
-    want = add_general(x, monkeypatch, **call)
-    monkeypatch.setattr(functional, "add_call", fail_general)
-    for _ in range(2):  # the second time with cached operands
-        out, same = torch.full_like(x, float("nan")), x.clone()
-        assert sinpe.add(x, out=out, **call) is out and sinpe.add_(same, **call) is same
-        for got in (sinpe.add(x, **call), out, same):
-            assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
+    for scale in (0.5, 1.0):
+        call: dict[str, Any] = {"encoding": "mae2d", "scale": scale, **arguments}
+        want = add_general(x, monkeypatch, **call)
+        with monkeypatch.context() as patched:
+            patched.setattr(functional, "add_call", fail_general)
+            for _ in range(2):  # the second time with cached operands
+                out, same = torch.full_like(x, float("nan")), x.clone()
+                assert sinpe.add(x, out=out, **call) is out and sinpe.add_(same, **call) is same
+                for got in (sinpe.add(x, **call), out, same):
+                    assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
 
 
 def test_small_grids_of_changing_layouts(monkeypatch) -> None:
