@@ -217,14 +217,13 @@ def check_storage_bounds(name: str, value: torch.Tensor) -> None:
         there = value.untyped_storage().nbytes()
     except (NotImplementedError, RuntimeError):  # tensors without a storage, such as those of torch.func
         return
+    if type(there) is not int or torch._is_functional_tensor(value):  # type: ignore[attr-defined]
+        return
     needed: Any = value.nbytes
-    if type(needed) is int and type(there) is int and value.is_contiguous() and not value.storage_offset():
-        if needed <= there:
-            return
-    if torch._is_functional_tensor(value):  # type: ignore[attr-defined]
+    if type(needed) is int and value.is_contiguous() and not value.storage_offset() and needed <= there:
         return
     reach: Any = value.numel()
-    if type(reach) is not int or type(there) is not int or not reach:  # symbolic sizes
+    if type(reach) is not int or not reach:  # symbolic sizes
         return
     if not value.is_contiguous():
         reach = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
@@ -293,7 +292,8 @@ def position_range(first: int, rows: int) -> None:
 def factor(name: str, value: Any) -> float:
     """Checks `scale` or `alpha`; returns a float, which may be inf or NaN."""
     if isinstance(value, bool) or not isinstance(value, (int, float, numbers.Real)):
-        raise TypeError(f"{name}: expected a float, got {described(value)}; pass a number")
+        advice = f"{name}.item()" if is_scalar_array(value) else "a number"
+        raise TypeError(f"{name}: expected a float, got {described(value)}; pass {advice}")
     try:
         return float(value)
     except OverflowError:

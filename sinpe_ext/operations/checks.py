@@ -59,7 +59,7 @@ def table_dtype(dtype: Any, device: Any, out: Any) -> torch.dtype:
     if out is None:
         return torch.float32 if dtype is None else dtype
     dense_tensor("out", out)
-    float_dtype("out", out.dtype)
+    float_dtype("out", out.dtype, "an out of one of these")
     if dtype is not None and dtype != out.dtype:
         raise RuntimeError(
             f"dtype: expected {out.dtype}, that of out, got {dtype}; leave dtype out, or pass an out of that dtype"

@@ -101,7 +101,7 @@ BAD = [
     (lambda: sinpe.table(3, 8, start=INT64_MAX - 1), ValueError, "start: expected every position"),
     (lambda: sinpe.table(0, Encoding(8, start=1), start=INT64_MAX), ValueError, "start: expected every position"),
     (lambda: sinpe.table(3, "t2t"), TypeError, r'encoding: .*no dim.*convention\("t2t", dim\)'),
-    (lambda: sinpe.table(3, None), TypeError, "encoding: expected an Encoding"),
+    (lambda: sinpe.table(3, None), TypeError, "dim: expected the number of channels with encoding=None"),
     (lambda: sinpe.table(3, True), TypeError, "encoding: expected an Encoding"),
     (lambda: sinpe.table(3, 0), ValueError, "dim: expected an int in 1"),
     (lambda: sinpe.table(3, Encoding(8, angle="float32_exp")), ValueError, 'encoding: expected angle="exact"'),

@@ -88,21 +88,37 @@ def test_symbolic_dim_in_a_graph(name: str, backend: str) -> None:
 
 T = torch.arange(5)
 ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
-    "neither": (lambda: sinpe.table(4), TypeError, "encoding: expected .* got NoneType; pass Encoding"),
+    "neither": (
+        lambda: sinpe.table(4),
+        TypeError,
+        "dim: expected the number of channels with encoding=None, got None; pass it",
+    ),
     "no dim": (
         lambda: sinpe.encode(T, "t2t"),
         TypeError,
         r'no dim to go with it; pass dim=, or convention\("t2t", dim\)',
     ),
     "no dim of a grid": (lambda: sinpe.table((4, 4), "mae2d"), TypeError, "no dim to go with it; pass dim=, or conv"),
-    "an int has one": (lambda: sinpe.table(4, 8, dim=8), TypeError, "dim: expected None beside int, which has its own"),
-    "an Encoding has one": (lambda: sinpe.encode(T, sinpe.Encoding(8), dim=8), TypeError, "beside Encoding, which"),
-    "a grid has one": (lambda: sinpe.table((2, 2), make("mae2d"), dim=8), TypeError, "beside GridEncoding, which"),
+    "an int has one": (
+        lambda: sinpe.table(4, 8, dim=8),
+        TypeError,
+        "dim: expected None, because int as encoding has its own",
+    ),
+    "an Encoding has one": (lambda: sinpe.encode(T, sinpe.Encoding(8), dim=8), TypeError, "None, because Encoding as"),
+    "a grid has one": (lambda: sinpe.table((2, 2), make("mae2d"), dim=8), TypeError, "None, because GridEncoding as"),
     "0": (lambda: sinpe.table(4, "t2t", dim=0), ValueError, "dim: expected an int in 1..16777216, got 0"),
     "a word": (lambda: sinpe.encode(T, "t2t", dim="8"), TypeError, "dim: expected int, got str"),  # type: ignore[arg-type]
     "no such name": (lambda: sinpe.table(4, "ddqm", dim=8), ValueError, "expected a known name, got"),
-    "NumPy": (lambda: sinpe_ext.numpy.encode([1, 2], sinpe.Encoding(8), dim=8), TypeError, "dim: expected None beside"),
-    "NumPy, neither": (lambda: sinpe_ext.numpy.table(4), TypeError, "encoding: expected .* got NoneType"),
+    "NumPy": (
+        lambda: sinpe_ext.numpy.encode([1, 2], sinpe.Encoding(8), dim=8),
+        TypeError,
+        "dim: expected None, because Encoding",
+    ),
+    "NumPy, neither": (
+        lambda: sinpe_ext.numpy.table(4),
+        TypeError,
+        "dim: expected the number of channels with encoding=None, got None; pass it",
+    ),
 }
 
 
