@@ -236,60 +236,6 @@ inline bool is_plain_layout(PyObject* value) {
   return true;
 }
 
-inline bool is_for(const GridPlan& grid, PyObject* encoding, PyObject* const* layout, const Tensor& x, int dtype) {
-  bool same = grid.encoding == encoding && grid.rank == x.rank && grid.dtype == dtype;
-  for (int32_t d = 0; same && d < x.rank; ++d) same = grid.x_sizes[d] == x.sizes[d];
-  for (int k = 0; same && k < kLayoutArguments; ++k)
-    same = grid.layout[k] == layout[k] || PyObject_RichCompareBool(grid.layout[k], layout[k], Py_EQ) == 1;
-  return same;
-}
-
-// The cached grid; the holder is null if there is none.
-inline GridPlan cached_grid(PyObject* encoding, PyObject* const* layout, const Tensor& x, int dtype) {
-  for (const GridPlan& cached : grids) {
-    if (!is_for(cached, encoding, layout, x, dtype)) continue;
-    Py_XINCREF(cached.holder);
-    return cached;
-  }
-  return {};
-}
-
-// Gets the grid of a call and caches it, or that it is one for the general path. The holder is null if there is an
-// exception.
-inline GridPlan new_grid(PyObject* encoding, PyObject* const* layout, PyObject* given, const Tensor& x, int dtype) {
-  GridPlan made{};
-  made.encoding = encoding, made.rank = x.rank, made.dtype = dtype;
-  for (int32_t d = 0; d < x.rank; ++d) made.x_sizes[d] = x.sizes[d];
-  made.holder = PyObject_CallOneArg(python.grid_of, given);
-  if (made.holder != nullptr && made.holder != Py_None) {
-    PyObject* tensors;
-    unsigned long long words = 0, values = 0;
-    long long numbers[9] = {};
-    long long* n = numbers;
-    if (PyArg_ParseTuple(made.holder, "OKLKL(LLL)(LLL)L", &tensors, &words, n, &values, n + 1, n + 2, n + 3, n + 4,
-                         n + 5, n + 6, n + 7, n + 8) == 0) {
-      Py_CLEAR(made.holder);
-    }
-    made.words = reinterpret_cast<const int64_t*>(words);
-    made.values = reinterpret_cast<const void*>(values);
-    made.n_words = n[0], made.n_values = n[1];
-    for (int d = 0; d < 3; ++d) made.sizes[d] = n[2 + d], made.strides[d] = n[5 + d];
-    made.extra = n[8];
-  }
-  if (made.holder == nullptr) return {};
-  Py_INCREF(encoding);
-  Py_INCREF(made.holder);
-  for (int k = 0; k < kLayoutArguments; ++k) made.layout[k] = Py_NewRef(layout[k]);
-  GridPlan& slot = grids[next_grid];
-  next_grid = (next_grid + 1) % kGrids;
-  const GridPlan old = slot;
-  slot = made;
-  Py_XDECREF(old.encoding);
-  Py_XDECREF(old.holder);
-  for (PyObject* object : old.layout) Py_XDECREF(object);
-  return made;
-}
-
 inline bool has_type(PyObject* object, PyObject* type) {
   return Py_TYPE(object) == reinterpret_cast<PyTypeObject*>(type);
 }
@@ -437,6 +383,68 @@ inline int float_type(const Tensor& t) {
 inline int dtype_of(PyObject* object, Tensor* t) {
   if (!describe(object, t) || t->rank < 2 || t->rank > SINPE_MAX_RANK || count_elements(*t) < 0) return -1;
   return float_type(*t);
+}
+
+inline bool has_sizes(const GridPlan& grid, const Tensor& x) {
+  bool same = grid.rank == x.rank;
+  for (int32_t d = 0; same && d < x.rank; ++d) same = grid.x_sizes[d] == x.sizes[d];
+  return same;
+}
+
+inline bool is_for(const GridPlan& grid, PyObject* encoding, PyObject* const* layout, const Tensor& x, int dtype) {
+  bool same = grid.encoding == encoding && grid.dtype == dtype && has_sizes(grid, x);
+  for (int k = 0; same && k < kLayoutArguments; ++k)
+    same = grid.layout[k] == layout[k] || PyObject_RichCompareBool(grid.layout[k], layout[k], Py_EQ) == 1;
+  return same;
+}
+
+// The cached grid; the holder is null if there is none. Only the holder is referenced: another thread may replace the
+// cached grid, whose layout is then released.
+inline GridPlan cached_grid(PyObject* encoding, PyObject* const* layout, const Tensor& x, int dtype) {
+  for (const GridPlan& cached : grids) {
+    if (!is_for(cached, encoding, layout, x, dtype)) continue;
+    Py_XINCREF(cached.holder);
+    return cached;
+  }
+  return {};
+}
+
+// Gets the grid of a call with x = `object` and caches it, or that it is one for the general path. The holder is null if
+// there is an exception, or if x has changed meanwhile.
+inline GridPlan new_grid(PyObject* encoding, PyObject* const* layout, PyObject* given, PyObject* object, Tensor x,
+                         int dtype) {
+  GridPlan made{};
+  made.encoding = encoding, made.rank = x.rank, made.dtype = dtype;
+  for (int32_t d = 0; d < x.rank; ++d) made.x_sizes[d] = x.sizes[d];
+  made.holder = PyObject_CallOneArg(python.grid_of, given);
+  if (made.holder != nullptr && made.holder != Py_None) {
+    PyObject* tensors;
+    unsigned long long words = 0, values = 0;
+    long long numbers[9] = {};
+    long long* n = numbers;
+    if (PyArg_ParseTuple(made.holder, "OKLKL(LLL)(LLL)L", &tensors, &words, n, &values, n + 1, n + 2, n + 3, n + 4,
+                         n + 5, n + 6, n + 7, n + 8) == 0) {
+      Py_CLEAR(made.holder);
+    }
+    made.words = reinterpret_cast<const int64_t*>(words);
+    made.values = reinterpret_cast<const void*>(values);
+    made.n_words = n[0], made.n_values = n[1];
+    for (int d = 0; d < 3; ++d) made.sizes[d] = n[2 + d], made.strides[d] = n[5 + d];
+    made.extra = n[8];
+  }
+  if (made.holder != nullptr && (dtype_of(object, &x) != dtype || !has_sizes(made, x))) Py_CLEAR(made.holder);
+  if (made.holder == nullptr) return {};
+  Py_INCREF(encoding);
+  Py_INCREF(made.holder);
+  for (int k = 0; k < kLayoutArguments; ++k) made.layout[k] = Py_NewRef(layout[k]);
+  GridPlan& slot = grids[next_grid];
+  next_grid = (next_grid + 1) % kGrids;
+  const GridPlan old = slot;
+  slot = made;
+  Py_XDECREF(old.encoding);
+  Py_XDECREF(old.holder);
+  for (PyObject* object : old.layout) Py_XDECREF(object);
+  return made;
 }
 
 inline bool are_alike(const Tensor& a, const Tensor& b) {
@@ -658,7 +666,7 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const bool is_fresh = plan.holder == nullptr && grid.holder == nullptr;
   if (is_fresh && may_be_sequence) plan = new_plan(encoding, dim);
   if (is_fresh && is_grid && plan.holder == nullptr && PyErr_Occurred() == nullptr && dtype_of(object, &x) == dtype)
-    grid = new_grid(encoding, layout, given, x, dtype);
+    grid = new_grid(encoding, layout, given, object, x, dtype);
   const Reference holder{plan.holder != nullptr ? plan.holder : grid.holder};
   if (holder.object == nullptr || (plan.holder == nullptr && grid.words == nullptr)) return use_general_path();
   if (learns) {
@@ -672,8 +680,7 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   int64_t size = 0;
   const auto fits = [&] {
     if (result == nullptr || dtype_of(object, &x) != dtype || dtype_of(result, &out) != dtype) return false;
-    const bool is_for_x =
-        plan.holder != nullptr ? x.rank == rank && x.sizes[rank - 1] == dim : is_for(grid, encoding, layout, x, dtype);
+    const bool is_for_x = plan.holder != nullptr ? x.rank == rank && x.sizes[rank - 1] == dim : has_sizes(grid, x);
     const int64_t elements = count_elements(x), distance = static_cast<char*>(out.data) - static_cast<char*>(x.data);
     size = elements * (x.bits / 8);
     return is_for_x && are_alike(x, out) && (distance == 0 || distance >= size || distance <= -size) &&
