@@ -201,8 +201,8 @@ def add(
         a tensor like x, with the strides of torch.empty_like(x). `out` if given.
     Raises:
         TypeError, ValueError, IndexError for arguments of the wrong type, value or shape; RuntimeError for arguments on
-        different devices, and for an `out` whose elements overlap in memory or that overlaps a part of x or another
-        argument.
+        different devices, and for an `out` whose elements overlap in memory, that overlaps a part of x or another
+        argument, or whose derivative would be lost: with arguments that require grad, and under torch.func.
     Accuracy:
         the encoding is as accurate as `table`. Each product, the sum, and the kept sum times 1 / (1 - dropout) are
         rounded to acc; the result is then rounded to the dtype of x. A dropped element is +0, even if it was NaN or

@@ -50,13 +50,13 @@ class Derivative(NamedTuple):
 
     Attributes:
         gradients: called with the operands, a record of the same type that says which of them need a gradient, the
-            gradient of each result, and, if there is one, the shape of the operand `without`; returns the gradients by
-            the names of the operands. It may consist of differentiable operations only.
-        without: name of the tensor that is not saved for `gradients`, which gets None for it.
+            gradient of each result, and, if there is one, the shape of the operand `not_saved`; returns the gradients
+            by the names of the operands. It may consist of differentiable operations only.
+        not_saved: name of the tensor that is not saved for `gradients`, which gets None for it.
     """
 
     gradients: Callable[..., dict[str, Tensor | None]]
-    without: str | None = None
+    not_saved: str | None = None
 
 
 class Operator:
@@ -104,9 +104,9 @@ class Operator:
         self.name, self.record = name, record
         self._index = {field: k for k, field in enumerate(record._fields)}
         self._gradients: Any
-        self._gradients, without = (None, None) if derivative is None else derivative
-        self._without = None if without is None else self._index[without]
-        types = [_TYPES[hint.__forward_arg__] for hint in record.__annotations__.values()]
+        self._gradients, not_saved = (None, None) if derivative is None else derivative
+        self._not_saved = None if not_saved is None else self._index[not_saved]
+        types = [_TYPES[getattr(hint, "__forward_arg__", hint)] for hint in record.__annotations__.values()]
         self._count, self._tensor_count = len(types), sum(kind.startswith("Tensor") for kind in types)
         arguments = list(zip(types, record._fields, strict=True))
         if returns == "()":
@@ -120,8 +120,8 @@ class Operator:
         def register() -> None:
             of_torch = f"{NAMESPACE}::{name}"
             library.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
-            library.impl(name, self._one_by_one(reference), "CompositeExplicitAutograd")
-            torch.library.register_fake(of_torch, self._one_by_one(fake or _nothing), lib=library)
+            library.impl(name, self._positional(reference), "CompositeExplicitAutograd")
+            torch.library.register_fake(of_torch, self._positional(fake or _nothing), lib=library)
             if vmap is not None:
                 torch.library.register_vmap(of_torch, partial(vmap, self), lib=library)
             if derivative is not None:
@@ -131,14 +131,14 @@ class Operator:
         registration.once(name, register)
         OPERATORS[name] = self
         self.op = getattr(torch.ops.sinpe_ext, name).default
-        self.reference = torch.no_grad()(self._one_by_one(reference))
+        self.reference = torch.no_grad()(self._positional(reference))
         redispatch = getattr(getattr(self.op, "_handle", None), "redispatch_boxed", self.op.redispatch)
         self._cpu_kernel: Callable[..., Any] = partial(redispatch, _CPU_KERNEL)
         self._cuda_kernel: Callable[..., Any] = partial(redispatch, _CUDA_KERNEL)
         self._function: Any = None if derivative is None else self._autograd_function()
 
-    def _one_by_one(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of a record (and out) as a function of the operands."""
+    def _positional(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of a record (and out) as a function of the operands one by one, as torch calls it."""
 
         def call(*operands: Any) -> Any:
             result = function(self.record(*operands[: self._count]), *operands[self._count :])
@@ -178,7 +178,7 @@ class Operator:
 
     def save(self, ctx: Any, operands: Any) -> None:
         """Saves the operands for `gradients`."""
-        at, tensors = self._without, operands[: self._tensor_count]
+        at, tensors = self._not_saved, operands[: self._tensor_count]
         if at is not None:
             ctx.shape = tensors[at].shape
             tensors = (*tensors[:at], None, *tensors[at + 1 :])
@@ -190,7 +190,7 @@ class Operator:
         needed."""
         new, record = tuple.__new__, self.record  # half the time of record(...)
         operands, needed = new(record, ctx.saved_tensors + ctx.numbers), new(record, needs)
-        if self._without is None:
+        if self._not_saved is None:
             found = self._gradients(operands, needed, *grads)
         else:
             found = self._gradients(operands, needed, *grads, ctx.shape)

@@ -208,8 +208,8 @@ inline Plan new_plan(PyObject* encoding, int64_t dim) {
 // Arguments of `add` that determine the layout of a grid in x, and where it starts.
 enum LayoutArgument { kLayoutStart, kLayoutSeqDim, kLayoutChannelDim, kLayoutShape, kLayoutExtra, kLayoutArguments };
 
-// A grid in a tensor x: its operands, and its points as a part of x with the form (batch, rows, columns), rows and columns
-// being points and channels, or, by channels, channels and points. The extra tokens are the first rows of x.
+// A grid in a tensor x: its operands, and x as (batch, rows, columns): rows and columns are the extra tokens and points,
+// and the channels; or, channels first, the channels, and the points.
 struct GridPlan {
   PyObject *encoding, *holder;
   PyObject* layout[kLayoutArguments];

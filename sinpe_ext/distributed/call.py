@@ -82,15 +82,9 @@ class ShardedAdd:
         self.local.check_disjoint(self.local.x)
         if self.needs_grad(self.original):
             return self.original.copy_(self.result())
-        return self._write(self.local, self.local.x, self.original)
-
-    @torch.no_grad()
-    def _write(self, local: SequenceAdd, part: Tensor, whole: Any) -> Tensor:
-        """Writes the result of this rank to its shard `part` of the DTensor `whole`, and returns `whole`."""
-        local.write_to(part)
-        if not torch.compiler.is_compiling():
-            torch.autograd.graph.increment_version(whole)
-        return whole
+        with torch.no_grad():
+            self.local.write_to(self.local.x)
+        return _written(self.original)
 
     def result_into(self, out: Any) -> Tensor:
         """`add` with `out`."""
@@ -102,10 +96,10 @@ class ShardedAdd:
         if isinstance(self.local, _OutsideMesh):
             return out
         dtensor.check_part("out", out)
-        memory.output(out.to_local(), self.local.x, self.local.has_no_data)
-        self.local.check_disjoint(out.to_local())
         memory.refuse_gradient(self.needs_grad(self.x) or out.requires_grad)
-        return self._write(self.local, out.to_local(), out)
+        with torch.no_grad():
+            self.local.result_into(out.to_local())
+        return _written(out)
 
     def _same_places(self, name: str, t: DTensor) -> None:
         """Raises ValueError if a DTensor that is written to has another mesh or other placements than x."""
@@ -114,6 +108,13 @@ class ShardedAdd:
                 f"{name}: expected placements {self.layout.placements} on the mesh of x to write to, got "
                 f"{tuple(t.placements)} on {t.device_mesh}; redistribute it first"
             )
+
+
+def _written(t: Tensor) -> Tensor:
+    """Increments the version counter of a DTensor whose shard was written to."""
+    if not torch.compiler.is_compiling():
+        torch.autograd.graph.increment_version(t)
+    return t
 
 
 class ShardedEmbed:

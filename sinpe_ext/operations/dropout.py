@@ -49,7 +49,7 @@ DROPOUT = Operator(
     reference=apply.dropout,
     fake=lambda d: torch.empty_like(d.x),
     vmap=one_by_one,
-    derivative=Derivative(_gradients, without="x"),
+    derivative=Derivative(_gradients, not_saved="x"),
 )
 
 

@@ -235,7 +235,7 @@ EMBED = Operator(
     reference=lambda e: apply.embed(decoded(e.plan), e),
     fake=lambda e: apply.with_channels(e.ids, e.weight),
     vmap=one_by_one,
-    derivative=Derivative(_gradients, without="weight"),
+    derivative=Derivative(_gradients, not_saved="weight"),
 )
 
 
@@ -258,5 +258,5 @@ EMBED_BACKWARD = Operator(
     reference=apply.embed_backward,
     fake=lambda b: b.grad.new_empty((b.num_embeddings, b.grad.shape[-1])),
     vmap=one_by_one,
-    derivative=Derivative(_second_gradients, without="grad"),
+    derivative=Derivative(_second_gradients, not_saved="grad"),
 )

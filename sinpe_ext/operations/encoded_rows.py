@@ -142,7 +142,7 @@ def _table_in_graph(of: EncodingArguments, length: Any, start: Any, dtype: torch
     encoding = resolve.encoding(*of)
     if torch_state.is_exporting():
         return onnx.table(_plan_of(encoding), length, start, dtype, device)
-    rows: Tensor = TABLE.op(graph_plan(*of, device), start, length, encoding.dim, dtype)
+    rows: Tensor = TABLE(Table(graph_plan(*of, device), start, length, encoding.dim, dtype))
     return rows if rows.device.type == device.type else rows.to(device)
 
 
@@ -156,7 +156,7 @@ def _encode_in_graph(of: EncodingArguments, positions: Tensor, dtype: torch.dtyp
         return float32_angle.rows(positions, ladder, kinds, multiply, factor, encoding.amplitude, dtype)
     if torch_state.is_exporting():
         return onnx.encode(_plan_of(encoding), positions, dtype)
-    rows: Tensor = ENCODE.op(positions.contiguous(), graph_plan(*of, device), encoding.dim, dtype)
+    rows: Tensor = ENCODE(Encode(positions.contiguous(), graph_plan(*of, device), encoding.dim, dtype))
     return rows
 
 

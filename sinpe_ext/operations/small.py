@@ -65,18 +65,15 @@ def _grid(given: tuple[Any, ...]) -> tuple[Any, ...] | None:
         return None
     x, form = call.x, call.form
     # With the extra tokens, which are the first rows: of a single row behind them, the stride would be arbitrary.
-    points = x.permute(*form.batch_at, *form.rows_at, form.channels_at) if form.extra else form.canonical(x)
-    by_channels = points.stride(-1) != 1 == points.stride(-2)
+    view = x.permute(*form.batch_at, *form.rows_at, form.channels_at) if form.extra else form.canonical(x)
+    by_channels = view.stride(-1) != 1 == view.stride(-2)
     is_supported = call.has_kernel and not call.is_single_encoding and form.points and not (form.extra and by_channels)
     if not is_supported or (form.extra and form.rows_at[0] != x.dim() - 2):
         return None
-    points, lengths, acc = (
-        points.transpose(-1, -2) if by_channels else points,
-        tuple(form.lengths),
-        accumulation(x.dtype),
-    )
+    lengths, acc = tuple(form.lengths), accumulation(x.dtype)
+    view = view.transpose(-1, -2) if by_channels else view
     try:
-        points = points.view(-1, *points.shape[-2:])
+        view = view.view(-1, *view.shape[-2:])
     except RuntimeError:  # its samples are not evenly spaced
         return None
     if by_channels:  # a table of all points, whose channels stand for the points of an axis: nothing is left to combine
@@ -88,7 +85,7 @@ def _grid(given: tuple[Any, ...]) -> tuple[Any, ...] | None:
         rows = grid_rows.values(call.grid, lengths, call.starts, acc, x.device, None, False)
         packed = grid_rows.pack_grid(call.grid, lengths, False, x.device)
     operands = packed.data_ptr(), packed.numel(), rows.data_ptr(), rows.numel()
-    return (packed, rows), *operands, tuple(points.shape), points.stride(), form.extra
+    return (packed, rows), *operands, tuple(view.shape), view.stride(), form.extra
 
 
 def set_up(module: Any) -> bool:

@@ -248,10 +248,11 @@ def test_strides(layout: str, dtype: torch.dtype, block: None) -> None:
     for call in (
         lambda t, i: row_dots(PLAN, t, None, 0, None, None, **numbers),
         lambda t, i: embed_backward(t, i, V, -1, 1.0, **numbers),
-        lambda t, i: embed(PLAN, i, wide, None, 0, 1.0, 1.0, None, **numbers),
     ):
         got = call(x, ids)
-        assert torch.equal(got, call(dense, ids.contiguous()))
+        assert torch.equal(got, call(dense, ids.contiguous())) and got.is_contiguous()
+    got, same = (embed(PLAN, i, wide, None, 0, 1.0, 1.0, None, **numbers) for i in (ids, ids.contiguous()))
+    assert torch.equal(got, same) and same.is_contiguous() and got.transpose(0, 1).is_contiguous()  # as ids.T is
 
 
 @pytest.mark.parametrize("drop_threshold", DROPS)
