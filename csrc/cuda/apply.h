@@ -13,10 +13,6 @@ namespace cuda {
 
 // Source of the data.
 enum class Source { kStrided, kRows };  // kStrided: x; kRows: rows of a weight, selected by ids
-// Access to the rows of a call. kAligned: every row of every operand begins and ends at a multiple of 16 bytes (and of
-// the eight elements of a Philox block). kAlignedSimple: as kAligned, with scale 1 and no padding mask, the most
-// frequent case.
-enum class Access { kGeneral, kAligned, kAlignedSimple };
 
 constexpr int kSliceDims = SINPE_MAX_RANK - 2;
 
@@ -45,10 +41,12 @@ struct Data {
   double dropout_scale;
   // Number of slices: batch * middle, or middle if the rows of tiles include the batch.
   int64_t middle, slices;
-  Divisor parts;    // number of blocks that share a tile's slices
+  Divisor tiles;    // number of tiles
   int64_t part;     // slices per block, at most kMaxSlices
   bool misaligned;  // some row of the result begins at a misaligned address
-  Access access;
+  // Whether every row of every operand begins and ends at a multiple of 16 bytes (and of the eight elements of a Philox
+  // block), and whether the scale is 1 and there is no padding mask.
+  bool aligned, simple;
   bool transposed;  // see Apply
   Divisor groups;   // groups per row of a tile
   Divisor tile_groups;
@@ -62,6 +60,10 @@ struct Data {
 };
 
 constexpr int kMaxSlices = 64;
+
+// Consecutive channels that a thread processes at once: 16 bytes, or the eight elements of one Philox block.
+template <class T, bool kDrop>
+constexpr int kGroupOf = kDrop || sizeof(T) == 2 ? 8 : 16 / static_cast<int>(sizeof(T));
 
 // The ids of a tile's rows in all of its slices, loaded before the rows of the weight that they select.
 constexpr int kTileIds = 512;
@@ -81,21 +83,26 @@ struct alignas(16) Offsets {
 // Threads process what is contiguous in memory: channels, or positions if x is transposed (its channel dimension comes
 // first). In a transposed tile the rows are channels and the columns are positions, and the strides in Data are
 // exchanged accordingly.
-template <class T, class Arithmetic, Source kSource, bool kDrop>
+// kAligned: Data::aligned; a kernel for both cases would need more registers. The faster loop for Data::simple, kSimple,
+// is part of the aligned kernel.
+template <class T, class Arithmetic, Source kSource, bool kDrop, bool kAligned>
 struct Apply {
   using Real = typename Arithmetic::Real;
   static_assert(std::is_same<Real, accumulate_t<T>>::value, "an arithmetic of T's accumulation type");
   static constexpr bool kEncoded = TileRows<Arithmetic>::kEncoded;
   static constexpr int kPhases = kEncoded ? 3 : 2;
   static constexpr int kThreads = cuda::kThreads;
-  // Minimum number of blocks per multiprocessor, which limits registers: 64 per thread, more where the kernel would
-  // spill.
-  static constexpr int kBlocks = std::is_same<Real, double>::value ? 2 : (kDrop || kSource != Source::kStrided ? 3 : 4);
-  // Consecutive channels that a thread processes at once: 16 bytes, or the eight elements of one Philox block.
-  static constexpr int kGroup = kDrop || sizeof(T) == 2 ? 8 : 16 / static_cast<int>(sizeof(T));
-
-  // Slices that a thread processes at once, so that two 16-byte loads are in flight.
-  static constexpr int kMaxInFlight = kGroup * sizeof(T) > 16 ? 1 : 2;
+  static constexpr int kGroup = kGroupOf<T, kDrop>;
+  // Minimum number of blocks per multiprocessor, which limits registers, and number of slices that a thread processes
+  // at once, so that their loads are in flight together. The fastest on an H100 (benchmarks/README.md).
+  static constexpr bool kShort = sizeof(T) == 2, kStrided = kSource == Source::kStrided;
+  static constexpr int kBlocks = sizeof(T) == 8 ? 2 : (kAligned && kStrided != (kDrop && kShort) ? 4 : 3);
+  static constexpr int kMaxInFlight =
+      kDrop ? (kShort ? (kStrided ? 4 : 2) : (sizeof(T) == 4 && !kStrided ? 2 : 1)) : (kStrided ? 2 : 4);
+  // Target number of waves of a launch, and least number of slices of a block if the GPU is full. Blocks of few slices,
+  // in the order of the data, keep the memory that is in use at any time small; with more, the tile is used more often.
+  static constexpr int kWaves = !kEncoded ? 64 : (kStrided ? 16 : (kShort ? 4 : 8));
+  static constexpr int kMinSlices = kStrided ? 4 : 8;
 
   struct Shared {
     TileRows<Arithmetic> rows;
@@ -116,7 +123,7 @@ struct Apply {
   template <int kPhase>
   SINPE_HD void phase(uint32_t block, int thread, Shared& shared) const {
     if constexpr (kPhase == 0) {
-      const uint32_t index = s.parts.quotient(block), part = block - index * s.parts.d;
+      const uint32_t part = s.tiles.quotient(block), index = block - part * s.tiles.d;
       const Tile tile = tile_at(tiling, index);
       const int64_t first = static_cast<int64_t>(part) * s.part;
       const int32_t slices = static_cast<int32_t>(first + s.part < s.slices ? s.part : s.slices - first);
@@ -150,7 +157,7 @@ struct Apply {
           const int32_t slice = i / height, r = i - slice * height;
           const int64_t id = s.ids[shared.row[r].ids + shared.slice[slice].ids];
           shared.ids.of[i] = id;
-          if (slice < s.lanes * kMaxInFlight && s.access != Access::kGeneral &&
+          if (kAligned && slice < s.lanes * kMaxInFlight &&
               static_cast<uint64_t>(id) < static_cast<uint64_t>(s.num_embeddings)) {
             const T* row = static_cast<const T*>(s.x) + id * s.weight_stride + shared.tile.channel;
             SINPE_ROLLED
@@ -159,12 +166,10 @@ struct Apply {
         }
       }
       shared.rows.fill(positions, shared.alpha, thread);
-    } else if (s.access == Access::kAlignedSimple) {
-      stream<Access::kAlignedSimple>(shared.tile, shared.slices, thread, shared);
-    } else if (s.access == Access::kAligned) {
-      stream<Access::kAligned>(shared.tile, shared.slices, thread, shared);
+    } else if (kAligned && s.simple) {
+      stream<true>(shared.tile, shared.slices, thread, shared);
     } else {
-      stream<Access::kGeneral>(shared.tile, shared.slices, thread, shared);
+      stream<false>(shared.tile, shared.slices, thread, shared);
     }
   }
 
@@ -173,7 +178,7 @@ struct Apply {
 
   // Starts to load the first data of a block, so that they are on their way while its rows of the encoding are computed.
   SINPE_HD void prefetch_slices(const Tile& tile, int64_t first, int32_t slices, int thread) const {
-    if (s.access == Access::kGeneral || s.transposed || tiling.by_sample) return;
+    if (!kAligned || s.transposed || tiling.by_sample) return;
     const int32_t some = s.lanes * kMaxInFlight < slices ? s.lanes * kMaxInFlight : slices;
     const int32_t lines = (tile.width + kLine - 1) / kLine, of_slice = lines * tile.height;
     SINPE_ROLLED
@@ -197,7 +202,7 @@ struct Apply {
             static_cast<uint64_t>(offset(s.of_rng_offsets))};
   }
 
-  template <Access kAccess>
+  template <bool kSimple>
   SINPE_HD void stream(const Tile& tile, int32_t slices, int thread, const Shared& shared) const {
     const uint32_t groups = s.groups.d * static_cast<uint32_t>(tile.height);
     // If the tile has fewer groups than the block has threads, several threads (lanes) per group share the slices.
@@ -206,16 +211,15 @@ struct Apply {
     SINPE_ROLLED
     for (uint32_t g = static_cast<uint32_t>(thread) - lane * s.tile_groups.d; g < groups; g += kThreads) {
       const uint32_t r = s.groups.quotient(g), u = g - r * s.groups.d;
-      group<kAccess>(tile, static_cast<int32_t>(r), static_cast<int32_t>(u * kGroup), static_cast<int32_t>(lane),
+      group<kSimple>(tile, static_cast<int32_t>(r), static_cast<int32_t>(u * kGroup), static_cast<int32_t>(lane),
                      slices, shared);
     }
   }
 
   // Processes one group of channels of a row, from channel c of the tile, in the slices of a lane.
-  template <Access kAccess>
+  template <bool kSimple>
   SINPE_HD void group(const Tile& tile, int32_t r, int32_t c, int32_t lane, int32_t slices,
                       const Shared& shared) const {
-    constexpr bool kAligned = kAccess != Access::kGeneral, kAlignedSimple = kAccess == Access::kAlignedSimple;
     const Offsets row = shared.row[r];  // a local copy, because the compiler must assume that stores modify it
     T* out = static_cast<T*>(s.out) + row.out;
     // If rows are misaligned, groups begin at multiples of 16 bytes; the first and the last group of a row are shorter.
@@ -232,23 +236,24 @@ struct Apply {
     uint64_t rng_offset = row.rng_offset;
     if (kAligned) x += c, out += c, rng_offset += static_cast<uint64_t>(c);
     const int32_t first = kAligned ? 0 : c;  // remaining channel offset
-    constexpr int kInFlight = kAligned || !kDrop ? kMaxInFlight : 1;
+    constexpr int kFew = kAligned ? 2 : 1;   // with a mask, there are registers for fewer
+    constexpr int kInFlight = kSimple || !kDrop || kMaxInFlight < kFew ? kMaxInFlight : kFew;
     SINPE_ROLLED
     for (int32_t slice = lane * kInFlight; slice < slices; slice += s.lanes * kInFlight) {
       Draw drawn[kInFlight];
       Raw<T, kGroup> raw[kInFlight];
       bool exists[kInFlight];
-      const Offsets* offsets[kInFlight];  // past the end: a slice is repeated, with the same result, to avoid a branch
+      // Past the end, the last slice is repeated, with the same result, to avoid a branch.
+      const int32_t left = slices - 1 - slice;
+      const auto at = [&](int k) { return slice + (k < left ? k : left); };
       SINPE_UNROLLED
       for (int k = 0; k < kInFlight; ++k) {
-        const int32_t at = slice + k < slices ? slice + k : slice;
-        offsets[k] = &shared.slice[at];
         const T* from = x;
         exists[k] = true;
         if constexpr (kSource == Source::kStrided) {
-          from += offsets[k]->x;
+          from += shared.slice[at(k)].x;
         } else {  // no load for an id that is not a row of the weight
-          const int64_t id = shared.ids.of[at * tile.height + r];
+          const int64_t id = shared.ids.of[at(k) * tile.height + r];
           exists[k] = static_cast<uint64_t>(id) < static_cast<uint64_t>(s.num_embeddings);
           if (exists[k]) from += id * s.weight_stride;
         }
@@ -260,35 +265,33 @@ struct Apply {
       }
       // While these loads are in flight. The branch keeps the compiler from serialising the loads of the mask.
       uint32_t padded[kInFlight] = {};
-      if (!kAlignedSimple && kInFlight > 1 && s.padding_mask != nullptr) {
+      if (!kSimple && kInFlight > 1 && s.padding_mask != nullptr) {
         SINPE_UNROLLED
-        for (int k = 0; k < kInFlight; ++k) padded[k] = padding<kAligned>(row.mask + offsets[k]->mask, c, range);
+        for (int k = 0; k < kInFlight; ++k) padded[k] = padding(row.mask + shared.slice[at(k)].mask, c, range);
       }
       SINPE_UNROLLED
       for (int k = 0; k < kInFlight && kDrop; ++k)
-        drawn[k] = draw_of<kAligned>(rng_offset + offsets[k]->rng_offset, first, shared);
+        drawn[k] = draw_of(rng_offset + shared.slice[at(k)].rng_offset, first, shared);
       Real pe[kGroup];
-      if constexpr (kEncoded) load_encoding<kAligned>(encoding, range, pe);
+      if constexpr (kEncoded) load_encoding(encoding, range, pe);
       SINPE_UNROLLED
       for (int k = 0; k < kInFlight; ++k) {
         Real v[kGroup];
-        if (!kAlignedSimple && kInFlight == 1 && s.padding_mask != nullptr)
-          padded[k] = padding<kAligned>(row.mask + offsets[k]->mask, c, range);
-        combine<kAccess>(padded[k], exists[k], pe, raw[k], drawn[k], v);
-        store<T, kGroup, kAligned>(out + offsets[k]->out, first, s.of_out.channel, range, v);
+        if (!kSimple && kInFlight == 1 && s.padding_mask != nullptr)
+          padded[k] = padding(row.mask + shared.slice[at(k)].mask, c, range);
+        combine<kSimple>(padded[k], exists[k], pe, raw[k], drawn[k], v);
+        store<T, kGroup, kAligned>(out + shared.slice[at(k)].out, first, s.of_out.channel, range, v);
       }
     }
   }
 
   // The random bits of the group that begins `first` channels after an element.
-  template <bool kAligned>
   SINPE_HD Draw draw_of(uint64_t rng_offset, int32_t first, const Shared& shared) const {
     if constexpr (kAligned) return shared.draws.counter(rng_offset);
     const uint64_t step = static_cast<uint64_t>(s.of_rng_offsets.channel);
     return shared.draws.of(rng_offset + static_cast<uint64_t>(first) * step, step);
   }
 
-  template <bool kAligned>
   SINPE_HD void load_encoding(const Real* from, Range range, Real* pe) const {
     constexpr int kEach = 16 / static_cast<int>(sizeof(Real));
     if (kAligned || (range.from == 0 && range.to == kGroup && is_aligned(from))) {
@@ -305,7 +308,6 @@ struct Apply {
   }
 
   // Padding bits of a group's elements: all or none if they share a position.
-  template <bool kAligned>
   SINPE_HD uint32_t padding(int64_t first, int32_t c, Range range) const {
     if (kAligned || !s.transposed) return s.padding_mask[first] != 0 ? ~uint32_t{0} : 0;
     uint32_t bits = 0;
@@ -316,15 +318,14 @@ struct Apply {
   }
 
   // round(scale*x) + round(alpha*PE), then dropout.
-  template <Access kAccess>
+  template <bool kSimple>
   SINPE_HD void combine(uint32_t padding, bool exists, const Real* pe, const Raw<T, kGroup>& raw, const Draw& drawn,
                         Real* v) const {
-    constexpr bool kAligned = kAccess != Access::kGeneral, kAlignedSimple = kAccess == Access::kAlignedSimple;
     raw.values(v);
     SINPE_UNROLLED
     for (int k = 0; k < kGroup; ++k) {
-      if constexpr (!kAlignedSimple) v[k] = scale * v[k];
-      const bool padded = !kAlignedSimple && (kAligned ? padding != 0 : (padding >> k & 1) != 0);
+      if constexpr (!kSimple) v[k] = scale * v[k];
+      const bool padded = !kSimple && (kAligned ? padding != 0 : (padding >> k & 1) != 0);
       if constexpr (kEncoded) v[k] = padded ? v[k] : v[k] + pe[k];
       if constexpr (kDrop) v[k] = drawn.keeps(k, s.drop_limit) ? v[k] * dropout_scale : Real{0};
       if constexpr (kSource == Source::kRows) v[k] = exists ? v[k] : static_cast<Real>(quiet_nan());

@@ -10,12 +10,7 @@
 namespace sinpe {
 namespace cuda {
 
-// Target number of waves per launch, so that the last, incomplete wave does not matter. With 16-bit data a tile takes
-// half of the time, and with fewer waves it is used for more slices.
-template <class T>
-constexpr int64_t kWaves = sizeof(T) == 2 ? 4 : 8;
-constexpr int64_t kMinTileValues = 512;    // in values: tiles are not made smaller than this to get more blocks
-constexpr int64_t kMinSlicesPerBlock = 8;  // with fewer, computing the tile takes longer than using it
+constexpr int64_t kMinTileValues = 512;  // in values: tiles are not made smaller than this to get more blocks
 
 inline Strides strides_of(const int64_t* strides, int rank) {
   Strides t{};
@@ -98,27 +93,15 @@ inline bool is_transposed(const Data& s, const Shape& shape, bool draws) {
 }
 inline void transpose(Strides* t) { std::swap(t->row, t->channel); }
 
-template <class T, class Arithmetic, Source kSource, bool kDrop>
-sinpe_status launch_apply(const DevicePlan& plan, const typename TileRows<Arithmetic>::Operand& positions,
-                          const sinpe_add_arguments& a, Data s, Stream stream) {
-  using Body = Apply<T, Arithmetic, kSource, kDrop>;
-  const Shape shape(a);
-  const bool by_sample = a.positions != nullptr && a.position_strides[0] != 0 && shape.batch > 1;
-  int64_t rows = shape.rows, width = shape.dim, widest = kTile;
-  s.middle = shape.middle;
-  s.slices = by_sample ? shape.middle : shape.batch * shape.middle;
-  if (by_sample) {
-    rows *= shape.batch;
-  } else if (kSource == Source::kStrided && TileRows<Arithmetic>::kMaxTransposedWidth != 0 &&
-             is_transposed(s, shape, kDrop)) {
-    s.transposed = true;
-    std::swap(rows, width);
-    widest = TileRows<Arithmetic>::kMaxTransposedWidth;
-    for (Strides* t : {&s.of_x, &s.of_out, &s.of_rng_offsets}) transpose(t);
-  }
-  const int64_t wave = int64_t{Body::kBlocks} * multiprocessors(), wanted = kWaves<T> * wave;
+// Launches the kernel for rows of `width` channels; transposed, for channels of `width` positions.
+template <class T, class Arithmetic, Source kSource, bool kDrop, bool kAligned>
+sinpe_status launch_tiles(const DevicePlan& plan, const typename TileRows<Arithmetic>::Operand& positions, int64_t rows,
+                          int64_t width, bool by_sample, Data s, Stream stream) {
+  using Body = Apply<T, Arithmetic, kSource, kDrop, kAligned>;
+  const int64_t widest = s.transposed ? TileRows<Arithmetic>::kMaxTransposedWidth : kTile;
+  const int64_t wave = int64_t{Body::kBlocks} * multiprocessors(), wanted = Body::kWaves * wave;
   const auto share = [](int64_t n, int64_t among) { return (n + among - 1) / among; };
-  const int64_t few = Body::kEncoded ? kMinSlicesPerBlock : 1, most_parts = s.slices < few ? 1 : s.slices / few;
+  const int64_t most_parts = s.slices < Body::kMinSlices ? 1 : s.slices / Body::kMinSlices;
   // Prefer tiles with fewer rows to tiles that several blocks share, since each of these computes the tile; but no
   // smaller than this.
   const int64_t least = share(kMinTileValues, width < widest ? width : widest);
@@ -135,22 +118,41 @@ sinpe_status launch_apply(const DevicePlan& plan, const typename TileRows<Arithm
   const int64_t most =
       kSource == Source::kRows && kTileIds / tiling.height < kMaxSlices ? kTileIds / tiling.height : kMaxSlices;
   s.part = part < most ? part : most;
-  if ((s.slices + s.part - 1) / s.part > kMaxBlocks) return launch_failed("more slices than a grid can have blocks");
-  s.parts = Divisor(static_cast<uint32_t>((s.slices + s.part - 1) / s.part));
-  const bool even = rows_begin_at<T>(s.out, s.of_out, s.dims, Body::kGroup);
-  s.misaligned = s.of_out.channel == 1 && !even;
-  bool aligned =
-      even && width % Body::kGroup == 0 && is_even_source<T, kSource>(s) && (!kDrop || rows_begin_counters(s));
-  if (s.transposed && s.padding_mask != nullptr) aligned = false;  // padding begins and ends at any position
-  s.access = !aligned ? Access::kGeneral
-                      : (s.scale == 1.0 && s.padding_mask == nullptr ? Access::kAlignedSimple : Access::kAligned);
+  parts = share(s.slices, s.part);
+  if (parts > kMaxBlocks || tiles > kMaxBlocks) return launch_failed("more slices or rows than a grid can have blocks");
+  s.tiles = Divisor(static_cast<uint32_t>(tiles));
   s.groups = Divisor(
       static_cast<uint32_t>((tiling.width + (s.misaligned ? Body::kGroup - 1 : 0) + Body::kGroup - 1) / Body::kGroup));
   s.tile_groups = Divisor(s.groups.d * static_cast<uint32_t>(tiling.height));
   s.lanes = s.tile_groups.d < kThreads ? static_cast<int32_t>(kThreads / s.tile_groups.d) : 1;
   using Real = typename Body::Real;
   return launch(Body{plan, positions, tiling, s, static_cast<Real>(s.scale), static_cast<Real>(s.dropout_scale)},
-                tiles * s.parts.d, stream);
+                tiles * parts, stream);
+}
+
+template <class T, class Arithmetic, Source kSource, bool kDrop>
+sinpe_status launch_apply(const DevicePlan& plan, const typename TileRows<Arithmetic>::Operand& positions,
+                          const sinpe_add_arguments& a, Data s, Stream stream) {
+  const Shape shape(a);
+  const bool by_sample = a.positions != nullptr && a.position_strides[0] != 0 && shape.batch > 1;
+  int64_t rows = by_sample ? shape.rows * shape.batch : shape.rows, width = shape.dim;
+  s.middle = shape.middle;
+  s.slices = by_sample ? shape.middle : shape.batch * shape.middle;
+  if (!by_sample && kSource == Source::kStrided && TileRows<Arithmetic>::kMaxTransposedWidth != 0 &&
+      is_transposed(s, shape, kDrop)) {
+    s.transposed = true;
+    std::swap(rows, width);
+    for (Strides* t : {&s.of_x, &s.of_out, &s.of_rng_offsets}) transpose(t);
+  }
+  constexpr int64_t kGroup = kGroupOf<T, kDrop>;
+  const bool even = rows_begin_at<T>(s.out, s.of_out, s.dims, kGroup);
+  s.misaligned = s.of_out.channel == 1 && !even;
+  s.simple = s.scale == 1.0 && s.padding_mask == nullptr;
+  s.aligned = even && width % kGroup == 0 && is_even_source<T, kSource>(s) && (!kDrop || rows_begin_counters(s)) &&
+              !(s.transposed && s.padding_mask != nullptr);  // padding begins and ends at any position
+  return s.aligned
+             ? launch_tiles<T, Arithmetic, kSource, kDrop, true>(plan, positions, rows, width, by_sample, s, stream)
+             : launch_tiles<T, Arithmetic, kSource, kDrop, false>(plan, positions, rows, width, by_sample, s, stream);
 }
 
 template <class T, class Arithmetic, Source kSource>

@@ -43,7 +43,7 @@ struct RowDots {
 
   template <int kPhase>
   SINPE_HD void phase(uint32_t block, int thread, Shared& shared) const {
-    const uint32_t index = s.parts.quotient(block), part = block - index * s.parts.d;
+    const uint32_t part = s.tiles.quotient(block), index = block - part * s.tiles.d;
     Tile tile = tile_at(tiling, index);
     tile.channel = channel;
     tile.width = static_cast<int32_t>(tiling.dim - channel < kTile ? tiling.dim - channel : kTile);
@@ -59,10 +59,10 @@ struct RowDots {
       const int64_t slice = first + dot % static_cast<int>(s.part);
       if (r >= tile.height || slice >= s.slices) return;
       const int half = (thread & 1) * kSumsEach;
-      if (s.access == Access::kGeneral) {
-        sum<false>(tile, shared, r, slice, half, shared.sums[dot] + half);
-      } else {
+      if (s.aligned) {
         sum<true>(tile, shared, r, slice, half, shared.sums[dot] + half);
+      } else {
+        sum<false>(tile, shared, r, slice, half, shared.sums[dot] + half);
       }
     } else {
       const int r = thread / static_cast<int>(s.part);
@@ -225,12 +225,12 @@ sinpe_status launch_dots(const DevicePlan& plan, const sinpe_add_arguments& a, d
   tiling.columns = Divisor(1);
   s.part = kDots / tiling.height < s.slices ? kDots / tiling.height : s.slices;
   const int64_t parts = (s.slices + s.part - 1) / s.part;
-  if (parts > kMaxBlocks) return launch_failed("more slices than a grid can have");
-  s.parts = Divisor(static_cast<uint32_t>(parts));
-  const bool aligned = shape.dim % kSumsEach == 0 && rows_begin_at<T>(a.x, s.of_x, s.dims, kSumsEach) &&
-                       (to == nullptr || rows_begin_at<T>(to, s.of_out, s.dims, kSumsEach)) &&
-                       (a.dropout.drop_threshold == 0 || rows_begin_counters(s));
-  s.access = aligned ? Access::kAligned : Access::kGeneral;
+  if (parts > kMaxBlocks || tiling.tiles() > kMaxBlocks)
+    return launch_failed("more slices or rows than a grid can have blocks");
+  s.tiles = Divisor(static_cast<uint32_t>(tiling.tiles()));
+  s.aligned = shape.dim % kSumsEach == 0 && rows_begin_at<T>(a.x, s.of_x, s.dims, kSumsEach) &&
+              (to == nullptr || rows_begin_at<T>(to, s.of_out, s.dims, kSumsEach)) &&
+              (a.dropout.drop_threshold == 0 || rows_begin_counters(s));
   const int64_t blocks = tiling.tiles() * parts;
   sinpe_status status = SINPE_OK;
   for (int64_t channel = 0; channel < shape.dim && status == SINPE_OK; channel += kTile) {
