@@ -194,20 +194,20 @@ SINPE_HD void find_range(float v, float relative, float absolute, float* low, fl
   *high = v + error;
 }
 
-// The range of the sine and cosine of y (|y| <= 0.7855), given the relative error of sincos_float(y) and what else adds
-// to the error. The cosine is 0.7 to 1, so that its error bound is the same for all.
-SINPE_HD SampleRange float_range(float y, const Amplitude& amplitude, uint32_t quarter, float relative,
+// The range of the sine and cosine of y (|y| <= 0.7855), given the relative error of the sine, that of the cosine (which
+// is 0.7 to 1, so that its error bound is the same for all), and what else adds to both errors.
+SINPE_HD SampleRange float_range(float y, const Amplitude& amplitude, uint32_t quarter, float relative, float of_cosine,
                                  float absolute) {
   Sample<float> v;
   sincos_float(y, &v.s, &v.c);
-  const float size = amplitude.parts.hi, cosine = v.c * size, error = magnitude(size) * relative + absolute;
+  const float size = amplitude.parts.hi, cosine = v.c * size, error = magnitude(size) * of_cosine + absolute;
   SampleRange range{{0.0f, cosine - error}, {0.0f, cosine + error}, quarter};
   find_range(v.s * size, relative, absolute, &range.low.s, &range.high.s);
   return range;
 }
 
-// As Run, with ranges instead of samples. row_error(), an argument of at(), is the same for all oscillators of a row.
-// kTurns: whether ranges have quarters other than 0.
+// As Run, with ranges instead of samples. row_error(), an argument of at(), is the same for all oscillators of a row;
+// `unit`: the amplitude is 1. kTurns: whether ranges have quarters other than 0.
 template <class Arithmetic, bool kConsecutive>
 struct RangeRun;
 
@@ -226,7 +226,7 @@ struct RangeRun<InDouble, true> {
     return run.bound >= 0x1p-100 || plan.turns_hi[osc] == 0.0;
   }
   SINPE_HD static float row_error(const FastRange& fast_range, Position) { return fast_range.rotate_error; }
-  SINPE_HD SampleRange at(Position, const Amplitude&, float cosine_error) {
+  SINPE_HD SampleRange at(Position, const Amplitude&, float cosine_error, bool) {
     constexpr float kRelative = 0x1.1p-24f;  // the rounding to float, 2^-24, and a margin
     SampleRange v;
     v.quarter = 0;
@@ -253,14 +253,15 @@ struct RangeRun<InDouble, false> {
   SINPE_HD static float row_error(const FastRange& fast_range, Position p) {
     return magnitude(static_cast<float>(p.d)) * fast_range.range_error;
   }
-  SINPE_HD SampleRange at(Position p, const Amplitude& amplitude, float error) const {
+  SINPE_HD SampleRange at(Position p, const Amplitude& amplitude, float error, bool unit) const {
     // In units of u = 2^-24: y has 1, its rounding; the sine of y, 1.1 for its last rounding and the polynomial, and 0.4
-    // for those of the product (an eighth of the sine). The cosine has 0.56 for y, 0.5 for z, 0.5 for the last rounding.
-    // Scaling adds 2. Together 4.5.
-    constexpr float kRelative = 0x1.4p-22f;  // 5u
+    // for those of the product (an eighth of the sine): 2.5. The cosine has 0.56 for y, 0.5 for z, 0.5 for the last
+    // rounding: 1.56. Scaling adds 2.
+    const float relative = unit ? 0x1.8p-23f : 0x1.4p-22f;  // 3u, 5u
+    const float of_cosine = unit ? 0x1p-23f : 0x1p-22f;     // 2u, 4u
     bits_t<double> quarter;
     const double t = short_phase(p.d, turns, &quarter);
-    return float_range(static_cast<float>(t * SINPE_TWO_PI), amplitude, low_half(quarter), kRelative, error);
+    return float_range(static_cast<float>(t * SINPE_TWO_PI), amplitude, low_half(quarter), relative, of_cosine, error);
   }
 };
 
@@ -282,10 +283,11 @@ struct RangeRun<InSingle, kConsecutive> {
   SINPE_HD static float row_error(const FastRange& fast_range, Position p) {
     return fast_range.phase_error * (kConsecutive ? 32.0f : magnitude(static_cast<float>(p.i)));
   }
-  SINPE_HD SampleRange at(Position p, const Amplitude& amplitude, float error) {
+  SINPE_HD SampleRange at(Position p, const Amplitude& amplitude, float error, bool unit) {
     // As above, but y has 3.5u: the conversion, the constant, the product and the sum. And 2u more, so that the range
-    // also contains the float32 value of InSingle, which need not be the nearest one.
-    constexpr float kRelative = 0x1.2p-21f;  // 9u
+    // also contains the float32 value of InSingle, which need not be the nearest one. 7u and 4.96u; scaling adds 2u.
+    const float relative = unit ? 0x1.ep-22f : 0x1.3p-21f;   // 7.5u, 9.5u
+    const float of_cosine = unit ? 0x1.6p-22f : 0x1.ep-22f;  // 5.5u, 7.5u
     if (!kConsecutive) phase = static_cast<uint64_t>(p.i) * step;
     // The upper half rounded to nearest, so that the sum with the signed lower half is not small because of
     // cancellation.
@@ -293,7 +295,8 @@ struct RangeRun<InSingle, kConsecutive> {
     const int32_t rest = static_cast<int32_t>(top - (quarter & 0xc0000000u));
     const float low = static_cast<float>(static_cast<int32_t>(low_half(phase))) * (kRadiansHigh * 0x1p-32f);
     if (kConsecutive) phase += step;
-    return float_range(fma(static_cast<float>(rest), kRadiansHigh, low), amplitude, quarter >> 30, kRelative, error);
+    return float_range(fma(static_cast<float>(rest), kRadiansHigh, low), amplitude, quarter >> 30, relative, of_cosine,
+                       error);
   }
 };
 

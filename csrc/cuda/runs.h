@@ -1,7 +1,7 @@
 // The kernel of table and encode, and of add if no two rows of x share a row of the encoding: a thread computes 16
 // bytes of each row of a run, with the state of its oscillators in registers. If a rounding is undecided, these bytes
 // are not written (so x and the result may be the same memory), but added to the block's list, and all threads of the
-// block compute the values of the list after a barrier. Invalid plans, and positions that are not finite, give NaN.
+// block compute the pairs of the list after a barrier. Invalid plans, and positions that are not finite, give NaN.
 #pragma once
 
 #include "core/dtype.h"
@@ -80,11 +80,14 @@ struct Runs {
       if (at.height > 0) compute(at, block, static_cast<uint32_t>(thread), shared);
     } else {
       SINPE_ROLLED
-      for (uint32_t i = static_cast<uint32_t>(thread); i < shared.n * kEach; i += kThreads) {
-        const uint32_t piece = shared.undecided[i / kEach];
+      for (uint32_t i = static_cast<uint32_t>(thread); i < shared.n * kOsc; i += kThreads) {
+        const uint32_t piece = shared.undecided[i / kOsc];
         const ThreadRows at = rows_of(block, piece >> kRunRowBits);
-        const Plan plan = read_plan(packed_plan.packed);
-        resolve(plan, at.row + (piece & (kMaxRunRows - 1)), channel_of(plan, at.across, static_cast<int>(i % kEach)));
+        const int64_t row = at.row + (piece & (kMaxRunRows - 1)),
+                      osc = static_cast<int64_t>(at.across) * kOsc + i % kOsc;
+        Position p;
+        const bool exists = find_position(row, block, shared, &p);
+        resolve_pair(read_plan(packed_plan.packed), row, osc, exists, p);
       }
     }
   }
@@ -174,12 +177,6 @@ struct Runs {
   }
   SINPE_HD Real sum(Real value, Real pe) const { return static_cast<Real>(scale) * value + pe; }
 
-  // The channel of a thread's k-th value. See in_pairs().
-  SINPE_HD int64_t channel_of(const Plan& plan, uint32_t across, int k) const {
-    const int64_t osc = static_cast<int64_t>(across) * kOsc;
-    return plan.interleaved ? 2 * osc + k : osc + (k >= kOsc ? plan.n0 + k - kOsc : k);
-  }
-
   // Address of a row's values, address of its position, the position's bits, and the position.
   SINPE_HD const char* x_row(int64_t row) const { return reinterpret_cast<const char*>(x) + row * x_step; }
   SINPE_HD char* out_row(int64_t row) const { return reinterpret_cast<char*>(out) + row * out_step; }
@@ -194,6 +191,13 @@ struct Runs {
     if (kKind == PositionKind::kInteger) return integer_position(static_cast<int64_t>(bits));
     return float_position(positions.dtype == SINPE_FLOAT32 ? static_cast<double>(bit_cast<float>(low_half(bits)))
                                                            : bit_cast<double>(bits));
+  }
+  // Sets *p to the position of a row, from shared memory if it is there; returns false if it is not finite or beyond
+  // int64.
+  SINPE_HD bool find_position(int64_t row, uint32_t block, const Shared& shared, Position* p) const {
+    if (kStaged == 0 || !is_staged()) return positions.at(packed_plan, 0, row, p);
+    *p = position(shared.position_bits[row - first_row(block)]);
+    return p->d - p->d == 0.0;
   }
   SINPE_HD bool is_in_fast_range(const FastRange& fast_range, Position p) const {
     return kKind == PositionKind::kFloat ? fast_range.contains(p.d) : fast_range.contains_integer(p.d);
@@ -236,7 +240,7 @@ struct Runs {
         uint32_t words[kOsc], differ = 0;  // a sine and a cosine
         SINPE_UNROLLED
         for (int k = 0; k < kOsc; ++k) {
-          const SampleRange range = run[k].at(p, amplitude, error);
+          const SampleRange range = run[k].at(p, amplitude, error, kUnit);
           const float low[] = {range.low.s, range.low.c}, high[] = {range.high.s, range.high.c};
           const uint32_t word = pack_word<T>(low);
           differ |= word ^ pack_word<T>(high);
@@ -346,7 +350,7 @@ struct Runs {
       uint32_t undecided = channel(read_plan(packed_plan.packed), at, c);
       SINPE_ROLLED
       for (; undecided != 0; undecided &= undecided - 1)
-        resolve(read_plan(packed_plan.packed), at.row + lowest_bit(undecided), c);
+        resolve_channel(read_plan(packed_plan.packed), at.row + lowest_bit(undecided), c);
     }
   }
 
@@ -381,14 +385,28 @@ struct Runs {
     return undecided;
   }
 
-  // Computes one value, with its rounding decided.
-  SINPE_HD void resolve(const Plan& plan, int64_t row, int64_t c) const {
+  // The sample of an oscillator in a row, with its rounding decided, times alpha.
+  SINPE_HD Sample<Real> resolve(const Plan& plan, int64_t osc, bool exists, Position p) const {
+    Sample<Real> v{static_cast<Real>(quiet_nan()), static_cast<Real>(quiet_nan())};
+    if (exists) v = decided_sample<Arithmetic>(plan, packed_plan.packed, osc, p);
+    const Real by = kAdds ? factor() : Real{1};
+    return {by * v.s, by * v.c};
+  }
+
+  // Computes the two channels of an oscillator if are_pairs(), or one channel.
+  SINPE_HD void resolve_pair(const Plan& plan, int64_t row, int64_t osc, bool exists, Position p) const {
+    const Sample<Real> v = resolve(plan, osc, exists, p);
+    const int64_t first = plan.interleaved ? 2 * osc : osc, second = plan.interleaved ? first + 1 : osc + plan.n0;
+    put(row, plan.q0 == 0 ? first : second, v.s);
+    put(row, plan.q0 == 0 ? second : first, v.c);
+  }
+  SINPE_HD void resolve_channel(const Plan& plan, int64_t row, int64_t c) const {
     bool cosine;
     const int64_t osc = plan.channel_oscillator(c, &cosine);
     Position p;
-    Sample<Real> v{static_cast<Real>(quiet_nan()), static_cast<Real>(quiet_nan())};
-    if (positions.at(packed_plan, 0, row, &p)) v = decided_sample<Arithmetic>(plan, packed_plan.packed, osc, p);
-    put(row, c, (kAdds ? factor() : Real{1}) * (cosine ? v.c : v.s));
+    const bool exists = positions.at(packed_plan, 0, row, &p);
+    const Sample<Real> v = resolve(plan, osc, exists, p);
+    put(row, c, cosine ? v.c : v.s);
   }
 
   SINPE_HD void fill(const ThreadRows& at, int64_t c, Real v) const {
