@@ -1,6 +1,6 @@
-// Tree summation: the order in which many terms are added.
+// The order in which many terms are added.
 //
-// A node of level 1 is the sum of 64 consecutive terms, a node of level 2 is the sum of 64 consecutive nodes of level
+// Tree summation: a node of level 1 is the sum of 64 consecutive terms, a node of level 2 is the sum of 64 consecutive nodes of level
 // 1, and so on up to the root; the last node of a level has the remaining terms or nodes. A node starts at +0 and adds
 // its children in order. So the bits of the sum depend only on the terms and their order, not on which thread computes
 // which node, or when. For up to 64 terms this is sequential summation. A term is part of at most 64 additions per
@@ -38,6 +38,21 @@ void tree_sum(int64_t n, const Add& add, const Carry& carry) {
     for (int level = 1; level < levels && (k + 1) % terms_under(level) == 0; ++level) carry(level);
   }
   for (int level = 1; level < levels; ++level) carry(level);
+}
+
+// A dot product over channels has kDotSums partial sums in double: channel c is added to sum c % kDotSums, in ascending
+// order of the channels. In CUDA, each of eight threads has eight consecutive ones. At the end, the even and the odd ones
+// of each eight are added, sum_of_four(), then those of all eights, sum_of_eight(), and then the two.
+constexpr int kDotSums = 64;
+
+// `at(k)` is the k-th term: a number, or a vector of them.
+template <class At>
+SINPE_HD auto sum_of_four(const At& at) {
+  return (at(0) + at(2)) + (at(1) + at(3));
+}
+template <class At>
+SINPE_HD auto sum_of_eight(const At& at) {
+  return ((at(0) + at(4)) + (at(2) + at(6))) + ((at(1) + at(5)) + (at(3) + at(7)));
 }
 
 }  // namespace sinpe

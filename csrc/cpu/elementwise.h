@@ -3,6 +3,7 @@
 
 #include "core/philox.h"
 #include "core/round.h"
+#include "core/tree_sum.h"
 #include "cpu/stores.h"
 
 namespace sinpe {
@@ -10,7 +11,6 @@ namespace sinpe {
 // Slices of x per load of the encoding: those of four streams of memory, which lie a power of two apart as a rule. Eight
 // streams take 7 % longer (Xeon). In place, two take a fifth longer than four, on one thread (Zen 4).
 constexpr int kAddSlices = 2, kAddSlicesInPlace = 4;
-constexpr int kDotAccumulators = 16;  // interleaved partial sums of a dot product, for every instruction set
 
 template <class T>
 struct Elementwise {

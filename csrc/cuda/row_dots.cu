@@ -1,17 +1,18 @@
 // row_dots: the dot product of each row of a gradient with its row of the encoding; add_backward: this and the gradient
 // with respect to x, as by dropout, in one pass over the gradient. The order of summation is that of the CPU
-// (cpu/elementwise.h): sixteen interleaved partial sums in double, then a tree. So the bits equal the CPU's if those of
-// the encoding do. Rows wider than a tile take one launch per tile, each continuing with the partial sums of the
-// previous one.
+// (core/tree_sum.h). So the bits equal the CPU's if those of the encoding do. Rows wider than a tile take one launch per
+// tile, each continuing with the partial sums of the previous one.
+#include "core/tree_sum.h"
 #include "cuda/apply_launch.h"
 
 namespace sinpe {
 namespace cuda {
 namespace {
 
-constexpr int kSums = 16;                            // partial sums per dot product
-constexpr int kSumsEach = 8;                         // per thread: eight channels, one Philox block
-constexpr int kDots = kThreads * kSumsEach / kSums;  // dot products per block
+constexpr int kSumsEach = 8;                         // partial sums per thread: eight channels, one Philox block
+constexpr int kTeam = kDotSums / kSumsEach;          // threads that share a row, which they read in whole cache lines
+constexpr int kDotsEach = 4;                         // dot products of a team, one after the other
+constexpr int kDots = kThreads / kTeam * kDotsEach;  // per block
 template <class Real>
 constexpr int kValues =
     sizeof(Real) == 8 ? kTile : 2 * kTile;  // of a tile: enough rows for all dot products of a block
@@ -26,7 +27,7 @@ struct RowDots {
 
   struct Shared {
     TileRows<Arithmetic, kValues<Real>> rows;
-    double sums[kDots][kSums + 1];  // padded: the sums of neighbouring threads are in different banks
+    double sums[kDots][2 * kTeam + 1];  // two for each thread; padded, so that neighbouring dots use different banks
     Draws draws;
   };
 
@@ -39,7 +40,7 @@ struct RowDots {
   Real scale, dropout_scale;  // s.scale and s.dropout_scale as Real
   const double* angular_frequencies;
   int64_t channel;  // first channel of the tiles of this launch
-  double* partial;  // kSums per row, passed from launch to launch; null for a single launch
+  double* partial;  // kDotSums per row, passed from launch to launch; null for a single launch
 
   template <int kPhase>
   SINPE_HD void phase(uint32_t block, int thread, Shared& shared) const {
@@ -54,21 +55,25 @@ struct RowDots {
     } else if constexpr (kPhase == 1) {
       shared.rows.fill(positions, Real{1}, thread);
     } else if constexpr (kPhase == 2) {
-      // Neighbouring threads share a row, so it is read only once.
-      const int dot = thread / 2, r = dot / static_cast<int>(s.part);
-      const int64_t slice = first + dot % static_cast<int>(s.part);
-      if (r >= tile.height || slice >= s.slices) return;
-      const int half = (thread & 1) * kSumsEach;
-      if (s.aligned) {
-        sum<true>(tile, shared, r, slice, half, shared.sums[dot] + half);
-      } else {
-        sum<false>(tile, shared, r, slice, half, shared.sums[dot] + half);
+      const int c = thread % kTeam * kSumsEach;
+      SINPE_ROLLED
+      for (int k = 0; k < kDotsEach; ++k) {
+        const int dot = thread / kTeam * kDotsEach + k, r = dot / static_cast<int>(s.part);
+        const int64_t slice = first + dot % static_cast<int>(s.part);
+        if (r >= tile.height || slice >= s.slices) continue;
+        double* const sums = shared.sums[dot] + 2 * (thread % kTeam);
+        if (s.aligned) {
+          sum<true>(tile, shared, r, slice, c, sums);
+        } else {
+          sum<false>(tile, shared, r, slice, c, sums);
+        }
       }
     } else {
       const int r = thread / static_cast<int>(s.part);
       const int64_t slice = first + thread % static_cast<int>(s.part);
       if (thread >= kDots || r >= tile.height || slice >= s.slices || !is_last(tile)) return;
-      finish(shared, r, slice, shared.sums[thread]);
+      const auto total = [&](int odd) { return sum_of_eight([&](int k) { return shared.sums[thread][2 * k + odd]; }); };
+      finish(shared, r, slice, total(0) + total(1));
     }
   }
 
@@ -101,12 +106,13 @@ struct RowDots {
   SINPE_HD void fetch(const Tile& tile, const T* x, int32_t c, Loaded* loaded) const {
     SINPE_UNROLLED
     for (int i = 0; i < kInFlight; ++i) {
-      const int32_t at = c + i * kSums;
+      const int32_t at = c + i * kDotSums;
       if (at < tile.width) load<T, kSumsEach, kAligned>(x, at, s.of_x.channel, range_at(tile, at), &loaded->raw[i]);
     }
   }
 
-  // Channels c, c + 1, ..., c + 7 of the tile and of every sixteen that follow, each added to its own sum.
+  // Channels c, c + 1, ..., c + 7 of the tile and of every kDotSums that follow, each added to its own sum. Writes the
+  // totals of the even and the odd ones.
   template <bool kAligned>
   SINPE_HD void sum(const Tile& tile, const Shared& shared, int r, int64_t slice, int32_t c, double* sums) const {
     const int64_t batch = shared.rows.batch[r], row = shared.rows.row[r];
@@ -115,7 +121,7 @@ struct RowDots {
         s.first_rng_offset + static_cast<uint64_t>(row_offset(tile, s.of_rng_offsets, batch, slice, row));
     T* out = to == nullptr ? nullptr : to + row_offset(tile, s.of_out, batch, slice, row);
     double* carried = nullptr;  // where a launch stores the sums for the next one
-    if (partial != nullptr) carried = partial + (whole_slice(batch, slice) * positions.rows + row) * kSums + c;
+    if (partial != nullptr) carried = partial + (whole_slice(batch, slice) * positions.rows + row) * kDotSums + c;
     double total[kSumsEach] = {};
     SINPE_UNROLLED
     for (int k = 0; k < kSumsEach; ++k) {
@@ -128,17 +134,17 @@ struct RowDots {
     while (c < tile.width) {
       const Loaded current = next;
       const int32_t first = c;
-      c += kInFlight * kSums;
+      c += kInFlight * kDotSums;
       fetch<kAligned>(tile, x, c, &next);
       SINPE_UNROLLED
       for (int i = 0; i < kInFlight; ++i) {
-        const int32_t at = first + i * kSums;
+        const int32_t at = first + i * kDotSums;
         if (at < tile.width) add<kAligned>(tile, shared, r, at, rng_offset, current.raw[i], out, total);
       }
     }
     if (is_last(tile)) {
       SINPE_UNROLLED
-      for (int k = 0; k < kSumsEach; ++k) sums[k] = total[k];
+      for (int odd = 0; odd < 2; ++odd) sums[odd] = sum_of_four([&](int k) { return total[2 * k + odd]; });
     } else {
       SINPE_UNROLLED
       for (int k = 0; k < kSumsEach; ++k) carried[k] = total[k];
@@ -200,16 +206,12 @@ struct RowDots {
     }
   }
 
-  SINPE_HD void finish(const Shared& shared, int r, int64_t slice, double* sums) const {
+  SINPE_HD void finish(const Shared& shared, int r, int64_t slice, double sum) const {
     const int64_t batch = shared.rows.batch[r], row = shared.rows.row[r];
-    SINPE_ROLLED
-    for (int width = kSums / 2; width > 0; width /= 2) {
-      for (int k = 0; k < width; ++k) sums[k] += sums[k + width];
-    }
     const int64_t whole = whole_slice(batch, slice), sample = whole / s.middle;
     const bool padded =
         s.padding_mask != nullptr && s.padding_mask[sample * s.mask_strides[0] + row * s.mask_strides[1]] != 0;
-    dots[whole * positions.rows + row] = padded ? 0.0 : (kDrop ? s.dropout_scale : 1.0) * sums[0];
+    dots[whole * positions.rows + row] = padded ? 0.0 : (kDrop ? s.dropout_scale : 1.0) * sum;
   }
 };
 
@@ -272,7 +274,7 @@ sinpe_status choose_dots(const DevicePlan& plan, const sinpe_add_arguments& a, d
 
 int64_t sinpe::cuda::row_dots_scratch(const sinpe_add_arguments& a) {
   const int64_t rows = product(a.sizes, a.rank - 1);
-  return a.sizes[a.rank - 1] > kTile ? rows * kSums * int64_t{sizeof(double)} : 0;
+  return a.sizes[a.rank - 1] > kTile ? rows * kDotSums * int64_t{sizeof(double)} : 0;
 }
 
 sinpe_status sinpe::cuda::row_dots(const DevicePlan& plan, const sinpe_add_arguments& a,
