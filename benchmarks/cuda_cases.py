@@ -64,7 +64,7 @@ def table(place: Place, dtype: torch.dtype) -> Subjects:
     position, index = (t.to(place.device) for t in peer.usual_parts(length, dim))
 
     def check() -> None:
-        rows = torch.linspace(0, length - 1, CHECK_ROWS).long()
+        rows = torch.linspace(0, length - 1, CHECK_ROWS, dtype=torch.float64).long()
         got = sinpe.table(length, encoding, out=out)[rows.to(place.device)]
         rows_agree("table", got, peer.exact_rows(rows, dim), dtype)
 
@@ -107,7 +107,7 @@ def encode(place: Place, dtype: torch.dtype, dim: int = 128) -> Subjects:
         return torch.stack([torch.sin(angle), torch.cos(angle)], -1).flatten(1).to(dtype)
 
     def check() -> None:
-        rows = torch.linspace(0, count - 1, CHECK_ROWS).long()
+        rows = torch.linspace(0, count - 1, CHECK_ROWS, dtype=torch.float64).long()
         rows_agree("encode", ours().cpu()[rows], peer.exact_rows(at.cpu()[rows], dim), dtype)
 
     moved = out.numel() * out.element_size() + 8 * count

@@ -101,8 +101,9 @@ struct Apply {
       kDrop ? (kShort ? (kStrided ? 4 : 2) : (sizeof(T) == 4 && !kStrided ? 2 : 1)) : (kStrided ? 2 : 4);
   // Target number of waves of a launch, and least number of slices of a block if the GPU is full. Blocks of few slices,
   // in the order of the data, keep the memory that is in use at any time small; with more, the tile is used more often.
-  static constexpr int kWaves = !kEncoded ? 64 : (kStrided ? (kShort ? 16 : 32) : (kShort ? 4 : 8));
-  static constexpr int kMinSlices = !kEncoded ? 2 : (kStrided ? 4 : 8);
+  static constexpr bool kQuick = kStrided && TileRows<Arithmetic>::kSampled;  // rows of a grid take longer
+  static constexpr int kWaves = !kEncoded ? 64 : (kQuick ? (kShort ? 16 : 32) : (kShort ? 4 : 8));
+  static constexpr int kMinSlices = !kEncoded ? 2 : (kQuick ? 4 : 8);
 
   struct Shared {
     TileRows<Arithmetic> rows;

@@ -46,7 +46,8 @@ struct Runs {
   static constexpr int kInFlight = kAdds ? kAdded : (kOsc == 4 && kConsecutive ? 1 : 2);
   // Positions of a block's rows that are loaded into shared memory, if there are not more. With x in flight, a prefetch
   // into L2 is enough, and the registers for it are not free.
-  static constexpr int kStaged = kConsecutive || kAdds ? 0 : 1024;
+  static constexpr bool kSeparate = !kConsecutive && !kAdds;
+  static constexpr int kStaged = kSeparate ? 1024 : 0;
   struct Shared {
     uint32_t n;                                  // number of pieces with an undecided rounding
     uint16_t undecided[kThreads * kMaxRunRows];  // these pieces: the thread and the row of its run
@@ -58,6 +59,7 @@ struct Runs {
   int64_t rows;
   int32_t height;   // rows per run
   Divisor threads;  // threads per row
+  int32_t shift;    // logarithm of row_step()
   bool even;        // rows begin at multiples of 16 bytes
   const T* x;
   T* out;
@@ -83,7 +85,7 @@ struct Runs {
       for (uint32_t i = static_cast<uint32_t>(thread); i < shared.n * kOsc; i += kThreads) {
         const uint32_t piece = shared.undecided[i / kOsc];
         const ThreadRows at = rows_of(block, piece >> kRunRowBits);
-        const int64_t row = at.row + (piece & (kMaxRunRows - 1)),
+        const int64_t row = at.row + static_cast<int64_t>(piece & (kMaxRunRows - 1)) * row_step(),
                       osc = static_cast<int64_t>(at.across) * kOsc + i % kOsc;
         Position p;
         const bool exists = find_position(row, block, shared, &p);
@@ -107,10 +109,16 @@ struct Runs {
     Piece data[kInFlight][kPieces];
   };
 
+  // From row to row of a run. The rows of a block's runs alternate if their positions are given, so that neighbouring
+  // threads write neighbouring rows: narrow rows fill only a part of a cache line.
+  SINPE_HD int32_t row_step() const { return kSeparate ? 1 << shift : 1; }
+
   SINPE_HD ThreadRows rows_of(uint32_t block, uint32_t thread) const {
     const uint32_t item = block * static_cast<uint32_t>(kThreads) + thread;
     const uint32_t down = threads.quotient(item), across = item - down * threads.d;
-    const int64_t first = static_cast<int64_t>(down) * height, left = rows - first;
+    const uint32_t lead = kSeparate ? down >> shift << shift : down;
+    const int64_t first = static_cast<int64_t>(lead) * height + (down - lead);
+    const int64_t left = (rows - first + row_step() - 1) / row_step();
     return {first, left < height ? static_cast<int32_t>(left < 0 ? 0 : left) : height, across};
   }
 
@@ -142,10 +150,11 @@ struct Runs {
 
   // The first row of a block, the largest number of its rows, and whether their positions are in shared memory.
   SINPE_HD int64_t first_row(uint32_t block) const {
-    return static_cast<int64_t>(threads.quotient(block * static_cast<uint32_t>(kThreads))) * height;
+    const uint32_t down = threads.quotient(block * static_cast<uint32_t>(kThreads));
+    return static_cast<int64_t>(down) * height;
   }
   SINPE_HD int32_t block_rows() const {
-    return (static_cast<int32_t>(static_cast<uint32_t>(kThreads) / threads.d) + 2) * height;
+    return (static_cast<int32_t>(static_cast<uint32_t>(kThreads) / threads.d) + (shift == 0 ? 2 : 0)) * height;
   }
   SINPE_HD bool is_staged() const { return block_rows() <= kStaged; }
 
@@ -157,13 +166,13 @@ struct Runs {
   SINPE_HD Places places(const ThreadRows& at, uint32_t block, const Shared& shared) const {
     if constexpr (kConsecutive) return {};
     if (kStaged != 0 && is_staged())
-      return {reinterpret_cast<const char*>(shared.position_bits + (at.row - first_row(block))), 8};
+      return {reinterpret_cast<const char*>(shared.position_bits + (at.row - first_row(block))), 8 * row_step()};
     const char* const first = position_address(at.row);
     SINPE_UNROLLED
     for (int k = 1; k <= kMaxRunRows / 16; ++k) {
       if (position_step <= 8 && 128 * k < at.height * position_step) prefetch(first + 128 * k);
     }
-    return {first, position_step};
+    return {first, position_step * row_step()};
   }
 
   // Whether every oscillator provides a sine and a cosine, and each thread has kOsc of them.
@@ -303,10 +312,11 @@ struct Runs {
         }
       }
     };
+    const int64_t out_by = kSeparate ? out_step * row_step() : 0;  // without a step, no register
     const auto make_some = [&](auto count, int32_t r, const Loaded<Piece, kPieces>& rows) {
       uint32_t some = 0;
       SINPE_UNROLLED
-      for (int i = 0; i < decltype(count)::value; ++i, to += out_step) {
+      for (int i = 0; i < decltype(count)::value; ++i, to += kSeparate ? out_by : out_step) {
         if (make(r + i, rows.position_bits[i], rows.data[i], to)) some |= 1u << i;
       }
       undecided |= some << r;
@@ -350,7 +360,8 @@ struct Runs {
       uint32_t undecided = channel(read_plan(packed_plan.packed), at, c);
       SINPE_ROLLED
       for (; undecided != 0; undecided &= undecided - 1)
-        resolve_channel(read_plan(packed_plan.packed), at.row + lowest_bit(undecided), c);
+        resolve_channel(read_plan(packed_plan.packed),
+                        at.row + static_cast<int64_t>(lowest_bit(undecided)) * row_step(), c);
     }
   }
 
@@ -373,13 +384,14 @@ struct Runs {
     SINPE_ROLLED
     for (int32_t r = 0; r < at.height; ++r) {
       Undecided row;
-      const Position p = kConsecutive ? integer_position(first.i + r) : position(read(position_address(at.row + r)));
+      const int64_t at_row = at.row + static_cast<int64_t>(r) * row_step();
+      const Position p = kConsecutive ? integer_position(first.i + r) : position(read(position_address(at_row)));
       if (Run<Arithmetic, kConsecutive>::kCallerChecksRange) row.add(!is_in_fast_range(fast_range, p));
       const Sample<Real> v = run.at(fast_range, p, amplitude, &row);
       if (row.any()) {
         undecided |= 1u << r;
       } else {
-        put(at.row + r, c, by * (cosine ? v.c : v.s));
+        put(at_row, c, by * (cosine ? v.c : v.s));
       }
     }
     return undecided;
@@ -411,7 +423,7 @@ struct Runs {
 
   SINPE_HD void fill(const ThreadRows& at, int64_t c, Real v) const {
     SINPE_ROLLED
-    for (int32_t r = 0; r < at.height; ++r) put(at.row + r, c, v);
+    for (int32_t r = 0; r < at.height; ++r) put(at.row + static_cast<int64_t>(r) * row_step(), c, v);
   }
 };
 
@@ -429,6 +441,7 @@ sinpe_status launch_runs(const DevicePlan& plan, const sinpe_add_arguments& a, c
             product(a.sizes, a.rank - 1),
             kMaxRunRows,
             Divisor(),
+            0,
             false,
             static_cast<const T*>(a.x),
             static_cast<T*>(a.out),
@@ -445,6 +458,9 @@ sinpe_status launch_runs(const DevicePlan& plan, const sinpe_add_arguments& a, c
   const int64_t threads = (plan.dim + Body::kEach - 1) / Body::kEach;
   if (threads > kMaxBlocks) return launch_failed("more channels than a grid can have");
   body.threads = Divisor(static_cast<uint32_t>(threads));
+  if (Body::kSeparate && kThreads % threads == 0) {
+    while (threads << (body.shift + 1) <= kThreads) ++body.shift;
+  }
   // Runs are as long as possible, but of such a height that the last wave of blocks is full, and shorter with few rows,
   // so that there are blocks for all multiprocessors. Short runs keep the memory that is written at any time small, long
   // ones have more rows for each first one. The fastest on an H100 (benchmarks/README.md).
