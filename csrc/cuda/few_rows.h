@@ -20,44 +20,65 @@ SINPE_HD_RARE Sample<typename Arithmetic::Real> decided_sample(const int64_t* pa
   return decided_sample<Arithmetic>(read_plan(packed_plan), packed_plan, osc, p);
 }
 
+// Strides of a tensor with one dimension before the sequence.
+struct FlatStrides {
+  int64_t slice, row, channel;
+  FlatStrides() = default;
+  explicit FlatStrides(const Strides& t) : slice(t.slice[0]), row(t.row), channel(t.channel) {}
+};
+
 template <class T, class Arithmetic, Source kSource>
 struct FewRows {
   using Real = typename Arithmetic::Real;
   static constexpr int kPhases = 1, kThreads = 128, kBlocks = 1;
   struct Shared {};
 
+  // A kernel's arguments are loaded from memory, too: what every call reads comes first and is small.
   DevicePlan packed_plan;
   RowPositions positions;
-  Data s;
   Divisor threads, rows;  // threads per row, rows per slice
-  bool drops;
+  const T* x;
+  T* out;
+  FlatStrides of_x, of_out;
+  int64_t slices, middle;
+  const uint8_t* padding_mask;
+  const void* alpha_on_device;
+  Real scale, alpha;
+  bool is_flat, drops;
+  uint32_t drop_limit;
+  Real dropout_scale;
+  uint64_t first_rng_offset, seed;
+  const int64_t* seed_on_device;
+  FlatStrides of_ids, of_rng_offsets;
+  Data s;
 
   template <int kPhase>
   SINPE_HD void phase(uint32_t block, int thread, Shared&) const {
     const uint32_t item = block * static_cast<uint32_t>(kThreads) + static_cast<uint32_t>(thread);
     const uint32_t line = threads.quotient(item), across = item - line * threads.d;
     const uint32_t slice = rows.quotient(line), row = line - slice * rows.d;
-    if (slice < s.slices) two_channels(slice, row, across);
+    if (slice < slices) two_channels(slice, row, across);
   }
 
  private:
-  SINPE_HD int64_t offset(const Strides& t, int64_t slice, int64_t row) const {
-    return (s.dims <= 1 ? slice * t.slice[0] : slice_offset(s, t, slice)) + row * t.row;
+  SINPE_HD int64_t offset(const FlatStrides& flat, const Strides& t, int64_t slice, int64_t row) const {
+    return (is_flat ? slice * flat.slice : slice_offset(s, t, slice)) + row * flat.row;
   }
 
   SINPE_HD void two_channels(int64_t slice, int64_t row, int64_t across) const {
-    const int64_t sample = s.middle == 1 ? slice : slice / s.middle;
-    const T* x = static_cast<const T*>(s.x) + offset(s.of_x, slice, row);
+    const int64_t sample = middle == 1 ? slice : slice / middle;
+    const T* from = x;
+    if constexpr (kSource == Source::kStrided) from += offset(of_x, s.of_x, slice, row);
     bool is_row = true;  // of the weight
     if constexpr (kSource == Source::kRows) {
-      const int64_t id = s.ids[offset(s.of_ids, slice, row)];
+      const int64_t id = s.ids[offset(of_ids, s.of_ids, slice, row)];
       is_row = static_cast<uint64_t>(id) < static_cast<uint64_t>(s.num_embeddings);
-      if (is_row) x += id * s.weight_stride;
+      if (is_row) from += id * s.weight_stride;
     }
     const bool padded =
-        s.padding_mask != nullptr && s.padding_mask[sample * s.mask_strides[0] + row * s.mask_strides[1]] != 0;
-    Real alpha = static_cast<Real>(s.alpha);
-    if (s.scalars.alpha != nullptr) alpha = static_cast<Real>(value_of(s.scalars.alpha, s.scalars.alpha_dtype));
+        padding_mask != nullptr && padding_mask[sample * s.mask_strides[0] + row * s.mask_strides[1]] != 0;
+    Real by = alpha;
+    if (alpha_on_device != nullptr) by = static_cast<Real>(value_of(alpha_on_device, s.scalars.alpha_dtype));
     Position p{};
     const bool exists = positions.at(packed_plan, sample, row, &p);
     Plan plan;
@@ -66,7 +87,8 @@ struct FewRows {
     const bool halves = usable && plan.shared && !plan.interleaved && plan.dim == 2 * plan.n0;
     const int64_t c[2] = {halves ? across : 2 * across, halves ? across + plan.n0 : 2 * across + 1};
     const bool has_second = c[1] < packed_plan.dim;
-    const T value[2] = {is_row ? x[c[0] * s.of_x.channel] : T{}, is_row && has_second ? x[c[1] * s.of_x.channel] : T{}};
+    const T value[2] = {is_row ? from[c[0] * of_x.channel] : T{},
+                        is_row && has_second ? from[c[1] * of_x.channel] : T{}};
     Real pe[2] = {static_cast<Real>(quiet_nan()), static_cast<Real>(quiet_nan())};
     if (usable) {
       bool cosine[2];
@@ -77,21 +99,22 @@ struct FewRows {
       pe[0] = osc0 < 0 ? Real{0} : (cosine[0] ? v[0].c : v[0].s);
       pe[1] = osc1 < 0 ? Real{0} : (cosine[1] ? v[1].c : v[1].s);
     }
-    const uint64_t rng_offset = s.first_rng_offset + static_cast<uint64_t>(offset(s.of_rng_offsets, slice, row));
-    T* out = static_cast<T*>(s.out) + offset(s.of_out, slice, row);
-    uint64_t seed = s.seed;
-    if (s.scalars.seed != nullptr) seed = static_cast<uint64_t>(*s.scalars.seed);
+    T* to = out + offset(of_out, s.of_out, slice, row);
+    uint64_t rng_offset = 0, key = seed;
+    if (drops) {
+      rng_offset = first_rng_offset + static_cast<uint64_t>(offset(of_rng_offsets, s.of_rng_offsets, slice, row));
+      if (seed_on_device != nullptr) key = static_cast<uint64_t>(*seed_on_device);
+    }
     SINPE_UNROLLED
     for (int k = 0; k < 2; ++k) {
       if (k != 0 && !has_second) return;
-      Real v = static_cast<Real>(s.scale) * to_float(value[k]);
-      if (!padded) v = v + alpha * pe[k];
+      Real v = scale * to_float(value[k]);
+      if (!padded) v = v + by * pe[k];
       if (drops) {
-        const uint64_t step = static_cast<uint64_t>(s.of_rng_offsets.channel);
-        const uint64_t e = rng_offset + static_cast<uint64_t>(c[k]) * step;
-        v = philox_lane(e, seed) << 16 > s.drop_limit ? v * static_cast<Real>(s.dropout_scale) : Real{0};
+        const uint64_t e = rng_offset + static_cast<uint64_t>(c[k] * of_rng_offsets.channel);
+        v = philox_lane(e, key) << 16 > drop_limit ? v * dropout_scale : Real{0};
       }
-      round_store(out + c[k] * s.of_out.channel, is_row ? v : static_cast<Real>(quiet_nan()));
+      round_store(to + c[k] * of_out.channel, is_row ? v : static_cast<Real>(quiet_nan()));
     }
   }
 };

@@ -109,8 +109,8 @@ struct Runs {
     Piece data[kInFlight][kPieces];
   };
 
-  // From row to row of a run. The rows of a block's runs alternate if their positions are given, so that neighbouring
-  // threads write neighbouring rows: narrow rows fill only a part of a cache line.
+  // From row to row of a run. If positions are given and rows are narrower than a cache line, the rows of a block's runs
+  // alternate, so that neighbouring threads write neighbouring rows.
   SINPE_HD int32_t row_step() const { return kSeparate ? 1 << shift : 1; }
 
   SINPE_HD ThreadRows rows_of(uint32_t block, uint32_t thread) const {
@@ -458,7 +458,7 @@ sinpe_status launch_runs(const DevicePlan& plan, const sinpe_add_arguments& a, c
   const int64_t threads = (plan.dim + Body::kEach - 1) / Body::kEach;
   if (threads > kMaxBlocks) return launch_failed("more channels than a grid can have");
   body.threads = Divisor(static_cast<uint32_t>(threads));
-  if (Body::kSeparate && kThreads % threads == 0) {
+  if (Body::kSeparate && kThreads % threads == 0 && threads < 8) {  // of 16 bytes: less than a cache line
     while (threads << (body.shift + 1) <= kThreads) ++body.shift;
   }
   // Runs are as long as possible, but of such a height that the last wave of blocks is full, and shorter with few rows,
