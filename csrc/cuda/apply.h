@@ -237,8 +237,14 @@ struct Apply {
     uint64_t rng_offset = row.rng_offset;
     if (kAligned) x += c, out += c, rng_offset += static_cast<uint64_t>(c);
     const int32_t first = kAligned ? 0 : c;  // remaining channel offset
-    constexpr int kFew = kAligned ? 2 : 1;   // with a mask, there are registers for fewer
-    constexpr int kInFlight = kSimple || !kDrop || kMaxInFlight < kFew ? kMaxInFlight : kFew;
+    // As many as there are registers for: fewer with a mask, or if bfloat16 is not converted by one instruction.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+    constexpr bool kMany = false;
+#else
+    constexpr bool kMany = kSimple;
+#endif
+    constexpr int kFew = kAligned ? 2 : 1;
+    constexpr int kInFlight = kMany || !kDrop || kMaxInFlight < kFew ? kMaxInFlight : kFew;
     SINPE_ROLLED
     for (int32_t slice = lane * kInFlight; slice < slices; slice += s.lanes * kInFlight) {
       Draw drawn[kInFlight];
