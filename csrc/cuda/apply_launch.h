@@ -156,38 +156,12 @@ sinpe_status launch_apply(const DevicePlan& plan, const typename TileRows<Arithm
 }
 
 template <class T, class Arithmetic, Source kSource>
-sinpe_status launch_few(const DevicePlan& plan, const sinpe_add_arguments& a, Data s, Stream stream) {
+sinpe_status launch_few(const DevicePlan& plan, const sinpe_add_arguments& a, const Data& s, Stream stream) {
   using Body = FewRows<T, Arithmetic, kSource>;
   const Shape shape(a);
-  s.middle = shape.middle;
-  s.slices = shape.batch * shape.middle;
-  const int64_t threads = (shape.dim + 1) / 2, items = s.slices * shape.rows * threads;
-  Body body;
-  body.packed_plan = plan;
-  body.positions = positions_of(a);
-  body.threads = Divisor(static_cast<uint32_t>(threads));
-  body.rows = Divisor(static_cast<uint32_t>(shape.rows));
-  body.x = static_cast<const T*>(s.x);
-  body.out = static_cast<T*>(s.out);
-  body.of_x = FlatStrides(s.of_x);
-  body.of_out = FlatStrides(s.of_out);
-  body.slices = s.slices;
-  body.middle = s.middle;
-  body.padding_mask = s.padding_mask;
-  body.alpha_on_device = s.scalars.alpha;
-  body.scale = static_cast<typename Body::Real>(s.scale);
-  body.alpha = static_cast<typename Body::Real>(s.alpha);
-  body.is_flat = s.dims <= 1;
-  body.drops = a.dropout.drop_threshold != 0;
-  body.drop_limit = s.drop_limit;
-  body.dropout_scale = static_cast<typename Body::Real>(s.dropout_scale);
-  body.first_rng_offset = s.first_rng_offset;
-  body.seed = s.seed;
-  body.seed_on_device = s.scalars.seed;
-  body.of_ids = FlatStrides(s.of_ids);
-  body.of_rng_offsets = FlatStrides(s.of_rng_offsets);
-  body.s = s;
-  return launch(body, (items + Body::kThreads - 1) / Body::kThreads, stream);
+  const int64_t items = shape.batch * shape.middle * shape.rows * ((shape.dim + 1) / 2);
+  return launch(Body(plan, positions_of(a), shape, s, a.dropout.drop_threshold != 0),
+                (items + Body::kThreads - 1) / Body::kThreads, stream);
 }
 
 template <class T, class Arithmetic, Source kSource>

@@ -23,7 +23,6 @@ SINPE_HD_RARE Sample<typename Arithmetic::Real> decided_sample(const int64_t* pa
 // Strides of a tensor with one dimension before the sequence.
 struct FlatStrides {
   int64_t slice, row, channel;
-  FlatStrides() = default;
   explicit FlatStrides(const Strides& t) : slice(t.slice[0]), row(t.row), channel(t.channel) {}
 };
 
@@ -43,14 +42,44 @@ struct FewRows {
   int64_t slices, middle;
   const uint8_t* padding_mask;
   const void* alpha_on_device;
-  Real scale, alpha;
+  Real scale, alpha, dropout_scale;
   bool is_flat, drops;
-  uint32_t drop_limit;
-  Real dropout_scale;
+  const int64_t* ids;
+  FlatStrides of_ids, of_rng_offsets;
+  int64_t num_embeddings, weight_stride;
   uint64_t first_rng_offset, seed;
   const int64_t* seed_on_device;
-  FlatStrides of_ids, of_rng_offsets;
-  Data s;
+  uint32_t drop_limit;
+  Data s;  // of which a call may read the rest
+
+  FewRows(const DevicePlan& plan, const RowPositions& at, const Shape& shape, const Data& data, bool has_dropout)
+      : packed_plan(plan),
+        positions(at),
+        threads(static_cast<uint32_t>((shape.dim + 1) / 2)),
+        rows(static_cast<uint32_t>(shape.rows)),
+        x(static_cast<const T*>(data.x)),
+        out(static_cast<T*>(data.out)),
+        of_x(data.of_x),
+        of_out(data.of_out),
+        slices(shape.batch * shape.middle),
+        middle(shape.middle),
+        padding_mask(data.padding_mask),
+        alpha_on_device(data.scalars.alpha),
+        scale(static_cast<Real>(data.scale)),
+        alpha(static_cast<Real>(data.alpha)),
+        dropout_scale(static_cast<Real>(data.dropout_scale)),
+        is_flat(data.dims <= 1),
+        drops(has_dropout),
+        ids(data.ids),
+        of_ids(data.of_ids),
+        of_rng_offsets(data.of_rng_offsets),
+        num_embeddings(data.num_embeddings),
+        weight_stride(data.weight_stride),
+        first_rng_offset(data.first_rng_offset),
+        seed(data.seed),
+        seed_on_device(data.scalars.seed),
+        drop_limit(data.drop_limit),
+        s(data) {}
 
   template <int kPhase>
   SINPE_HD void phase(uint32_t block, int thread, Shared&) const {
@@ -71,9 +100,9 @@ struct FewRows {
     if constexpr (kSource == Source::kStrided) from += offset(of_x, s.of_x, slice, row);
     bool is_row = true;  // of the weight
     if constexpr (kSource == Source::kRows) {
-      const int64_t id = s.ids[offset(of_ids, s.of_ids, slice, row)];
-      is_row = static_cast<uint64_t>(id) < static_cast<uint64_t>(s.num_embeddings);
-      if (is_row) from += id * s.weight_stride;
+      const int64_t id = ids[offset(of_ids, s.of_ids, slice, row)];
+      is_row = static_cast<uint64_t>(id) < static_cast<uint64_t>(num_embeddings);
+      if (is_row) from += id * weight_stride;
     }
     const bool padded =
         padding_mask != nullptr && padding_mask[sample * s.mask_strides[0] + row * s.mask_strides[1]] != 0;
