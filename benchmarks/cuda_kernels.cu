@@ -1,5 +1,5 @@
 // The CUDA kernels without torch: device time of each launcher, next to a copy and a fill of the same bytes, and a
-// checksum of its result, which must not change with a kernel's layout. It takes three seconds.
+// checksum of its result, which must not change with a kernel's layout.
 //
 //   nvcc -std=c++17 -O3 -fmad=false -arch=native -Icsrc -Icsrc/include -Itests/cpp benchmarks/cuda_kernels.cu \
 //     csrc/cuda/*.cu -o build/time_cuda_kernels
@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <functional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "cuda/launchers.h"
@@ -52,7 +53,8 @@ __global__ void fill_random(void* out, int64_t n, sinpe_dtype dtype, float size)
     if (dtype == SINPE_FLOAT32) static_cast<float*>(out)[i] = v;
     if (dtype == SINPE_BFLOAT16) static_cast<uint16_t*>(out)[i] = static_cast<uint16_t>(__float_as_uint(v) >> 16);
     if (dtype == SINPE_FLOAT16)
-      asm("{.reg .f16 h; cvt.rz.f16.f32 h, %1; st.b16 [%0], h;}" ::"l"(static_cast<uint16_t*>(out) + i), "f"(v));
+      asm volatile("{.reg .f16 h; cvt.rz.f16.f32 h, %1; st.b16 [%0], h;}" ::"l"(static_cast<uint16_t*>(out) + i), "f"(v)
+                   : "memory");
   }
 }
 __global__ void fill_below(int64_t* out, int64_t n, uint64_t limit) {
@@ -70,6 +72,12 @@ __global__ void __launch_bounds__(512) copy(const uint4* from, uint4* to) {
   const uint4 a = from[i], b = from[i + 512];
   to[i] = a;
   to[i + 512] = b;
+}
+// A block copies 4 KiB of each of some slices, in the order of the kernel of add; with all slices, of a whole batch.
+__global__ void __launch_bounds__(256) copy_slices(const uint4* from, uint4* to, int64_t slice_size, int slices) {
+  const int64_t tiles = slice_size / 256, part = blockIdx.x / tiles;
+  const int64_t first = part * slices * slice_size + (blockIdx.x - part * tiles) * 256 + threadIdx.x;
+  for (int k = 0; k < slices; ++k) to[first + k * slice_size] = from[first + k * slice_size];
 }
 __global__ void __launch_bounds__(512) fill(uint4* to) {
   const int64_t i = blockIdx.x * int64_t{1024} + threadIdx.x;
@@ -209,11 +217,19 @@ int main(int argc, char** argv) {
     const unsigned blocks = static_cast<unsigned>(bytes / 16 / 1024);
     row("copy", 2 * bytes, [=] {
       copy<<<blocks, 512, 0, stream>>>(static_cast<const uint4*>(x), static_cast<uint4*>(out));
-      return SINPE_OK;
+      return cudaGetLastError() == cudaSuccess ? SINPE_OK : SINPE_LAUNCH_FAILED;
     });
+    for (const int slices : {4, 16}) {
+      row(slices == 4 ? "copy_4_slices" : "copy_16_slices", 2 * bytes, [=] {
+        const int64_t size = bytes / kBatch / 16;
+        copy_slices<<<static_cast<unsigned>(size / 256 * kBatch / slices), 256, 0, stream>>>(
+            static_cast<const uint4*>(x), static_cast<uint4*>(out), size, slices);
+        return cudaGetLastError() == cudaSuccess ? SINPE_OK : SINPE_LAUNCH_FAILED;
+      });
+    }
     row("fill", bytes, [=] {
       fill<<<blocks, 512, 0, stream>>>(static_cast<uint4*>(out));
-      return SINPE_OK;
+      return cudaGetLastError() == cudaSuccess ? SINPE_OK : SINPE_LAUNCH_FAILED;
     });
     const sinpe_add_arguments a = add_arguments(x, out, dtype, kBatch, kLength, kDim);
     sinpe_add_arguments dropped = a, placed = a;
@@ -261,6 +277,7 @@ int main(int argc, char** argv) {
     dropped_step.dropout = dropped.dropout;
     row("few_decode", 0, [=] { return add(plan, step, none, stream); }, 8 * kDim * type.size);
     row("few_decode_dropout", 0, [=] { return add(plan, dropped_step, seeded, stream); }, 8 * kDim * type.size);
+    check(cudaGetLastError());
     check(cudaDeviceSynchronize());
     for (const Call& call : calls) {
       const bool chosen = argc < 2 || std::any_of(

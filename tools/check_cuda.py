@@ -4,9 +4,9 @@
 2. The binding compiles against the headers of a CUDA build of torch, and the library links without undefined symbols.
    If this environment's torch is not a CUDA build, one is taken from a wheel, which is downloaded if none is given.
 3. The library loads into this environment's torch, usually a CPU build, and registers a CUDA kernel for each operator.
-4. The benchmark of the kernels without torch compiles.
+4. The benchmark of the kernels without torch compiles and links with them.
 
-The results are in build/cuda-check: the object files, nvcc's output next to each, and the library.
+The results are in build/cuda-check: the object files, nvcc's output next to each, the library and the benchmark.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 # Functions that a header declares and only some of the including files use are not an error.
 KERNEL_WARNINGS = ["-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Wno-unused-function,-Wno-unknown-pragmas"]
 KERNEL_WARNINGS += ["-Xptxas", "-warn-spills"]  # registers that are spilled to memory are an error, too
-_LIST = "TORCH_CUDA_ARCH_LIST"
+ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
 FORBIDDEN = ("libcudart", "libtorch_python", "libtorch_cuda", "libc10_cuda")
 
 LOADS = """
@@ -145,7 +145,7 @@ def unpack(wheel: Path, folder: Path) -> None:
 
 
 def compile_kernels(nvcc: cuda_compiler.Nvcc, compiler: compilation.Compiler, listed: str) -> list[Path]:
-    architectures = cuda_compiler.cuda_architectures(nvcc, environ={_LIST: listed})
+    architectures = cuda_compiler.cuda_architectures(nvcc, environ={ARCH_LIST: listed})
     try:
         folder = OUT / "kernels"
         return cuda_compiler.compile_kernels(nvcc, ROOT / "csrc", folder, architectures, compiler, KERNEL_WARNINGS)
@@ -201,8 +201,10 @@ def check(architectures: str, torch_wanted: str) -> list[str]:
     with step("3. the library loads into this environment's torch"):
         print(run([sys.executable, "-c", LOADS, library]), end="", flush=True)
     with step("4. the benchmark of the kernels compiles and links with them"):
-        flags = [*cuda_compiler.compile_flags(), *(f"-I{ROOT / folder}" for folder in ("csrc", "csrc/include", "tests/cpp"))]
-        first = cuda_compiler.gencode_flags(cuda_compiler.cuda_architectures(nvcc, environ={_LIST: architectures})[:1])
+        folders = (ROOT / "csrc", ROOT / "csrc" / "include", ROOT / "tests" / "cpp")
+        flags = [*cuda_compiler.compile_flags(), *(f"-I{folder}" for folder in folders)]
+        listed = cuda_compiler.cuda_architectures(nvcc, environ={ARCH_LIST: architectures})
+        first = cuda_compiler.gencode_flags(listed[:1])
         benchmark = ROOT / "benchmarks" / "cuda_kernels.cu"
         run([nvcc.path, *flags, *first, benchmark, *kernels, "-o", OUT / "time_cuda_kernels"])
     return skipped

@@ -1,10 +1,10 @@
 // The order in which many terms are added.
 //
-// Tree summation: a node of level 1 is the sum of 64 consecutive terms, a node of level 2 is the sum of 64 consecutive nodes of level
-// 1, and so on up to the root; the last node of a level has the remaining terms or nodes. A node starts at +0 and adds
-// its children in order. So the bits of the sum depend only on the terms and their order, not on which thread computes
-// which node, or when. For up to 64 terms this is sequential summation. A term is part of at most 64 additions per
-// level:
+// Tree summation: a node of level 1 is the sum of 64 consecutive terms, a node of level 2 is the sum of 64 consecutive
+// nodes of level 1, and so on up to the root; the last node of a level has the remaining terms or nodes. A node starts
+// at +0 and adds its children in order. So the bits of the sum depend only on the terms and their order, not on which
+// thread computes which node, or when. For up to 64 terms this is sequential summation. A term is part of at most 64
+// additions per level:
 //
 //   |computed - exact| <= 64 * levels * u * sum of |term|,   levels = ceil(log64(n)),
 //
@@ -41,8 +41,9 @@ void tree_sum(int64_t n, const Add& add, const Carry& carry) {
 }
 
 // A dot product over channels has kDotSums partial sums in double: channel c is added to sum c % kDotSums, in ascending
-// order of the channels. In CUDA, each of eight threads has eight consecutive ones. At the end, the even and the odd ones
-// of each eight are added, sum_of_four(), then those of all eights, sum_of_eight(), and then the two.
+// order of the channels. In CUDA, each of eight threads has eight consecutive ones. At the end, the four even and the
+// four odd sums of each eight are added separately (sum_of_four), then those of the eights (sum_of_eight), and last the
+// even and the odd total.
 constexpr int kDotSums = 64;
 
 // `at(k)` is the k-th term: a number, or a vector of them.

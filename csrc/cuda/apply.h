@@ -237,7 +237,7 @@ struct Apply {
     uint64_t rng_offset = row.rng_offset;
     if (kAligned) x += c, out += c, rng_offset += static_cast<uint64_t>(c);
     const int32_t first = kAligned ? 0 : c;  // remaining channel offset
-    // As many as there are registers for: fewer with a mask, or if bfloat16 is not converted by one instruction.
+    // As many as there are registers for. With dropout, fewer unless kSimple, or if no instruction converts bfloat16.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
     constexpr bool kMany = false;
 #else

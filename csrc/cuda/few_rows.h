@@ -41,7 +41,9 @@ struct FewRows {
   FlatStrides of_x, of_out;
   int64_t slices, middle;
   const uint8_t* padding_mask;
+  int64_t mask_strides[2];
   const void* alpha_on_device;
+  sinpe_dtype alpha_dtype;
   Real scale, alpha, dropout_scale;
   bool is_flat, drops;
   const int64_t* ids;
@@ -50,7 +52,7 @@ struct FewRows {
   uint64_t first_rng_offset, seed;
   const int64_t* seed_on_device;
   uint32_t drop_limit;
-  Data s;  // of which a call may read the rest
+  Data s;  // for several dimensions before the sequence
 
   FewRows(const DevicePlan& plan, const RowPositions& at, const Shape& shape, const Data& data, bool has_dropout)
       : packed_plan(plan),
@@ -64,7 +66,9 @@ struct FewRows {
         slices(shape.batch * shape.middle),
         middle(shape.middle),
         padding_mask(data.padding_mask),
+        mask_strides{data.mask_strides[0], data.mask_strides[1]},
         alpha_on_device(data.scalars.alpha),
+        alpha_dtype(data.scalars.alpha_dtype),
         scale(static_cast<Real>(data.scale)),
         alpha(static_cast<Real>(data.alpha)),
         dropout_scale(static_cast<Real>(data.dropout_scale)),
@@ -104,10 +108,9 @@ struct FewRows {
       is_row = static_cast<uint64_t>(id) < static_cast<uint64_t>(num_embeddings);
       if (is_row) from += id * weight_stride;
     }
-    const bool padded =
-        padding_mask != nullptr && padding_mask[sample * s.mask_strides[0] + row * s.mask_strides[1]] != 0;
+    const bool padded = padding_mask != nullptr && padding_mask[sample * mask_strides[0] + row * mask_strides[1]] != 0;
     Real by = alpha;
-    if (alpha_on_device != nullptr) by = static_cast<Real>(value_of(alpha_on_device, s.scalars.alpha_dtype));
+    if (alpha_on_device != nullptr) by = static_cast<Real>(value_of(alpha_on_device, alpha_dtype));
     Position p{};
     const bool exists = positions.at(packed_plan, sample, row, &p);
     Plan plan;

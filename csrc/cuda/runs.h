@@ -109,8 +109,8 @@ struct Runs {
     Piece data[kInFlight][kPieces];
   };
 
-  // From row to row of a run. If positions are given and rows are narrower than a cache line, the rows of a block's runs
-  // alternate, so that neighbouring threads write neighbouring rows.
+  // From row to row of a run. In encode, rows of 16, 32 or 64 bytes alternate between the runs of a block, so that
+  // neighbouring threads write neighbouring rows of a cache line.
   SINPE_HD int32_t row_step() const { return kSeparate ? 1 << shift : 1; }
 
   SINPE_HD ThreadRows rows_of(uint32_t block, uint32_t thread) const {
@@ -118,7 +118,7 @@ struct Runs {
     const uint32_t down = threads.quotient(item), across = item - down * threads.d;
     const uint32_t lead = kSeparate ? down >> shift << shift : down;
     const int64_t first = static_cast<int64_t>(lead) * height + (down - lead);
-    const int64_t left = (rows - first + row_step() - 1) / row_step();
+    const int64_t left = (rows - first + row_step() - 1) >> (kSeparate ? shift : 0);
     return {first, left < height ? static_cast<int32_t>(left < 0 ? 0 : left) : height, across};
   }
 
@@ -170,7 +170,7 @@ struct Runs {
     const char* const first = position_address(at.row);
     SINPE_UNROLLED
     for (int k = 1; k <= kMaxRunRows / 16; ++k) {
-      if (position_step <= 8 && 128 * k < at.height * position_step) prefetch(first + 128 * k);
+      if (row_step() == 1 && position_step <= 8 && 128 * k < at.height * position_step) prefetch(first + 128 * k);
     }
     return {first, position_step * row_step()};
   }
