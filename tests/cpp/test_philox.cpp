@@ -63,6 +63,13 @@ T value(check::Random& random) {
   return rounded<T>(static_cast<float>(random.uniform() * 8 - 4));
 }
 
+// The even of a dot product's partial sums, in the order of core/tree_sum.h.
+double even_sums(const double* of) {
+  double eight[8];
+  for (int k = 0; k < 8; ++k) eight[k] = (of[8 * k] + of[8 * k + 4]) + (of[8 * k + 2] + of[8 * k + 6]);
+  return ((eight[0] + eight[4]) + (eight[2] + eight[6])) + ((eight[1] + eight[5]) + (eight[3] + eight[7]));
+}
+
 template <class T>
 void test_kernels(const sinpe::RowKernels& set) {
   using Real = sinpe::accumulate_t<T>;
@@ -99,18 +106,17 @@ void test_kernels(const sinpe::RowKernels& set) {
             }
           }
           kernels.accumulate(x.data(), sum.data(), n, dropout, first);
-          double dots[16] = {};
+          double dots[sinpe::kDotSums] = {};
           for (size_t i = 0; i < count; ++i) {
             const bool keep = sinpe::is_kept(first + i * step, dropout.seed, dropout.drop_threshold);
             const Real want = before[i] + (keep ? Real{sinpe::to_float(x[i])} : Real{0});
             CHECK(want != want ? sum[i] != sum[i] : sum[i] == want);
-            dots[i % 16] += keep ? static_cast<double>(sinpe::to_float(x[i])) * static_cast<double>(row[i]) : 0.0;
+            dots[i % sinpe::kDotSums] +=
+                keep ? static_cast<double>(sinpe::to_float(x[i])) * static_cast<double>(row[i]) : 0.0;
           }
-          for (int width = 8; width > 0; width /= 2) {
-            for (int k = 0; k < width; ++k) dots[k] += dots[k + width];
-          }
+          const double want = even_sums(dots) + even_sums(dots + 1);
           const double dot = kernels.dot(x.data(), row.data(), nullptr, n, dropout, first);
-          CHECK(dots[0] != dots[0] ? dot != dot : dot == dots[0]);
+          CHECK(want != want ? dot != dot : dot == want);
         }
       }
     }
