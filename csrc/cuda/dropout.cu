@@ -7,8 +7,7 @@ namespace sinpe {
 namespace cuda {
 namespace {
 
-// Number of rows into which n contiguous elements are split; 1 if no width divides n. A block processes the rows as
-// slices.
+// Number of rows (slices of a tile of one row) into which n contiguous elements are split; 1 if no width divides n.
 int64_t cut(int64_t n) {
   for (const int64_t width : {2048, 1536, 1024, 768, 512}) {
     if (n % width == 0) return n / width;
