@@ -13,15 +13,22 @@ from .torch_state import outside_modes
 MAX_COPIES = 512  # cached copies; a base that changes with every sequence must not fill the memory
 
 _copies: dict[tuple[Any, torch.device], Tensor] = {}  # oldest first
+_others: list[Callable[[], None]] = []  # functions that release other references to copies
 _captured: dict[int, Tensor] = {}  # copies whose address a CUDA graph has recorded: never freed
 
 
-def _is_capturing(device: torch.device) -> bool:
+def is_capturing(device: torch.device) -> bool:
     """Whether the current stream of this device, which need not be the current device, is being captured."""
     if torch.cuda.device_count() == 1 or device.index == torch.cuda.current_device():
         return torch.cuda.is_current_stream_capturing()
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
+
+
+def releases_with(release: Callable[[], None]) -> None:
+    """Registers a function that releases its references to copies, which is called when the cache frees copies."""
+    if release not in _others:
+        _others.append(release)
 
 
 def on_device(
@@ -40,7 +47,7 @@ def on_device(
     copy = _copies.get((key, device))
     if copy is None:
         return _new(key, device, make, note)
-    if _is_capturing(device):
+    if is_capturing(device):
         _captured[id(copy)] = copy
     return copy
 
@@ -51,7 +58,7 @@ def _new(key: Any, device: torch.device, make: Callable[[], Tensor], note: Calla
         return make()
     if device.index is None:
         return on_device(key, torch.device("cuda", torch.cuda.current_device()), make, note)
-    if _is_capturing(device):
+    if is_capturing(device):
         raise RuntimeError(
             f"encoding: run one warm-up call on {device} before CUDA graph capture, got the first use during the "
             "capture, when its constants cannot be copied to the device"
@@ -62,6 +69,8 @@ def _new(key: Any, device: torch.device, make: Callable[[], Tensor], note: Calla
             torch.cuda.synchronize(place)  # kernels on any stream may still be reading the copies
         for old in dropped:
             _copies.pop(old, None)
+        for release in _others:
+            release()
     copy = outside_modes(lambda: make().to(device))()
     copy = _copies.setdefault((key, device), copy)
     if note is not None:

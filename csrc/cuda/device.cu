@@ -104,6 +104,17 @@ bool in_double() {
 #endif
 }
 
+bool is_capturing(Stream stream) {
+#if defined(__CUDACC__)
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const cudaError_t error = cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status);
+  if (error != cudaSuccess) clear_error();
+  return error != cudaSuccess || status != cudaStreamCaptureStatusNone;
+#else
+  return stream != nullptr;  // never
+#endif
+}
+
 sinpe_status launch_failed(const char* why) {
   last_launch_error = why;
   return SINPE_LAUNCH_FAILED;

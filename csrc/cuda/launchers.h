@@ -9,27 +9,15 @@
 
 #include <cstdint>
 
+#include "core/kernels.h"
 #include "sinpe/sinpe.h"
 
 namespace sinpe {
 namespace cuda {
 
+using sinpe::DevicePlan;
+using sinpe::DeviceScalars;
 using Stream = void*;  // a cudaStream_t
-
-// A packed plan or grid in device memory, and the number of channels that its rows must have.
-struct DevicePlan {
-  const int64_t* packed;
-  int64_t n_words;
-  int64_t dim;
-};
-
-// Scalars that a kernel reads on the device, so that the host does not wait for them and a replayed CUDA graph uses
-// their new values.
-struct DeviceScalars {
-  const void* alpha;        // null: the arguments' alpha
-  sinpe_dtype alpha_dtype;  // of *alpha
-  const int64_t* seed;      // null: the arguments' dropout.seed
-};
 
 // As sinpe_table, sinpe_encode, sinpe_add, sinpe_add_grid, sinpe_dropout, sinpe_row_dots and sinpe_embed, with the same
 // argument structures. `elements`, sizes and strides are in host memory as there. embed does not set bad_id.
@@ -59,6 +47,9 @@ int64_t embed_backward_scratch(const sinpe_embed_backward_arguments& a);
 // Makes a device current for the following calls of this thread, which then do not query it. Necessary because this
 // library has its own copy of the CUDA runtime, which has to be told what PyTorch's has been told.
 sinpe_status use_device(int device);
+
+// Whether a CUDA graph is being captured on a stream of the current device, or in a way that concerns it.
+bool is_capturing(Stream stream);
 
 // The CUDA error message for SINPE_LAUNCH_FAILED, of this thread, valid until its next launch. Never null.
 const char* launch_error();

@@ -1,6 +1,6 @@
-// Fast path for calls with a few rows, such as one token's: `add`, `embed`, `encode` and `table` directly from the Python
-// objects to the C interface. Such a call takes a few microseconds, as much as the checks in Python and an operator take
-// each.
+// Fast path for calls that compute and record nothing else, such as the step of one token: `add`, `embed`, `encode` and
+// `table` directly from the Python objects to the kernels of the device (core/kernels.h). On the CPU it is for a few rows:
+// such a call takes a few microseconds, as much as the checks in Python and an operator take each.
 //
 // Tensors are read through DLPack's C exchange functions, which torch.Tensor provides; this file does not depend on
 // torch. What DLPack does not report (gradients, negative bits, modes that intercept operators) is queried by the
@@ -10,9 +10,12 @@
 
 #include <Python.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 
+#include "core/kernels.h"
 #include "core/layout.h"
 #include "core/parallel.h"
 #include "core/tree_sum.h"
@@ -39,20 +42,64 @@ struct Exchange {  // DLPackExchangeAPI
   int (*describe)(void* object, Tensor* out);  // a view; -1 with a Python exception on failure
   void* current_stream;
 };
-constexpr int32_t kCpu = 1;
+constexpr int32_t kCpu = 1, kCuda = 2;
 constexpr uint8_t kInt = 0, kFloat = 2, kBfloat = 4, kBool = 6;
 
-// For more elements, a second thread and the operator are faster; for `encode`, which computes every row on its own,
-// from half as many on.
+// For more elements on the CPU, a second thread and the operator are faster; for `encode`, which computes every row on its
+// own, from half as many on. On any device, a copy of more elements for autograd takes longer than a call of the operator.
 constexpr int64_t kMaxElements = 1 << 16;
 
 inline const Exchange* exchange = nullptr;
+
+constexpr sinpe::Kernels kCpuKernels{
+    sizeof(sinpe::Kernels),
+    true,
+    kMaxElements,
+    [](int32_t) { return true; },
+    [](int32_t, const sinpe::DevicePlan& plan, int64_t start, int64_t length, sinpe_dtype dtype, void* out,
+       int64_t row_stride) { return sinpe_table(plan.packed, plan.n_words, start, length, dtype, out, row_stride); },
+    [](int32_t, const sinpe::DevicePlan& plan, const void* positions, sinpe_dtype position_dtype, int64_t count,
+       sinpe_dtype dtype, void* out, int64_t row_stride) {
+      return sinpe_encode(plan.packed, plan.n_words, positions, position_dtype, count, dtype, out, row_stride);
+    },
+    [](int32_t, const sinpe::DevicePlan& plan, const sinpe_add_arguments& a, const sinpe::DeviceScalars&) {
+      return sinpe_add(plan.packed, plan.n_words, &a);
+    },
+    [](int32_t, const sinpe::DevicePlan& grid, const void* values, int64_t n_values, const sinpe_add_arguments& a) {
+      return sinpe_add_grid(grid.packed, grid.n_words, values, n_values, &a);
+    },
+    [](int32_t, const sinpe_add_arguments& a) { return sinpe_dropout(&a); },
+    [](int32_t, const sinpe::DevicePlan& plan, sinpe_embed_arguments* e, const sinpe::DeviceScalars&) {
+      return sinpe_embed(plan.packed, plan.n_words, e);
+    },
+};
+
+// The kernels by DLPack's type of device; null: none are loaded.
+inline const sinpe::Kernels* kernels[] = {nullptr, &kCpuKernels, nullptr};
+inline const sinpe::Kernels* kernels_of(const Tensor& t) {
+  return t.device_type == kCpu || t.device_type == kCuda ? kernels[t.device_type] : nullptr;
+}
+// Number of a CUDA device; -1 for the CPU.
+inline int32_t device_of(const Tensor& t) { return t.device_type == kCpu ? -1 : t.device_id; }
+
+// set_kernels(device_type, address): the functions of a loaded library, for DLPack's type of device.
+inline PyObject* set_kernels(PyObject*, PyObject* const* items, Py_ssize_t count) {
+  const long type = count == 2 ? PyLong_AsLong(items[0]) : -1;
+  const auto* offered = static_cast<const sinpe::Kernels*>(count == 2 ? PyLong_AsVoidPtr(items[1]) : nullptr);
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  if ((type != kCpu && type != kCuda) || offered == nullptr) {
+    PyErr_SetString(PyExc_TypeError, "set_kernels: expected a type of device, 1 or 2, and an address");
+    return nullptr;
+  }
+  if (offered->bytes == sizeof(sinpe::Kernels)) kernels[type] = offered;
+  Py_RETURN_NONE;
+}
 
 // The objects passed to `set_up`, never released; see `set_up` in sinpe_ext/operations/small.py.
 struct PythonObjects {
   PyObject *tensor, *empty_like, *is_lazy, *is_grad_enabled, *is_inference_mode, *increment_version;
   PyObject *parameter, *empty, *float32, *embedding, *grid_encoding;
-  PyObject *conditions, *variables, *is_intercepted, *plan_of, *grid_of;
+  PyObject *conditions, *variables, *is_intercepted, *plan_of, *grid_of, *draw_seed;
 };
 inline PythonObjects python{};
 
@@ -64,13 +111,14 @@ struct Names {
 inline Names names{};
 
 // set_up(exchange, *objects): a capsule with DLPack's exchange functions, then the fields of PythonObjects: torch.Tensor,
-// functions, types and a dtype of torch, and from sinpe_ext the conditions under which calls are intercepted, the function
-// that returns the plan of an encoding, and the one that returns the grid of a call. Returns whether the exchange
-// functions can be used.
+// functions, types and a dtype of torch, and from sinpe_ext the conditions under which calls are intercepted, and the
+// functions that return the plan of an encoding, the grid of a call and a seed. Returns whether the exchange functions
+// can be used.
 inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
   constexpr Py_ssize_t kObjects = sizeof(PythonObjects) / sizeof(PyObject*);
   if (count != 1 + kObjects || !PyTuple_Check(items[12]) || !PyTuple_Check(items[13])) {
-    PyErr_SetString(PyExc_TypeError, "set_up: expected DLPack's exchange functions in a capsule, and sixteen objects");
+    PyErr_SetString(PyExc_TypeError,
+                    "set_up: expected DLPack's exchange functions in a capsule, and seventeen objects");
     return nullptr;
   }
   if (exchange != nullptr) Py_RETURN_TRUE;
@@ -84,8 +132,8 @@ inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
            PyUnicode_InternFromString("clone"),           Py_BuildValue("(s)", "dtype")};
   if (PyErr_Occurred() != nullptr) return nullptr;
   for (Py_ssize_t k = 1; k <= kObjects; ++k) Py_INCREF(items[k]);
-  python = {items[1], items[2],  items[3],  items[4],  items[5],  items[6],  items[7],  items[8],
-            items[9], items[10], items[11], items[12], items[13], items[14], items[15], items[16]};
+  python = {items[1],  items[2],  items[3],  items[4],  items[5],  items[6],  items[7],  items[8], items[9],
+            items[10], items[11], items[12], items[13], items[14], items[15], items[16], items[17]};
   exchange = offered;
   Py_RETURN_TRUE;
 }
@@ -142,12 +190,14 @@ struct Reference {
 
 constexpr int64_t kOwnDim = 0;  // stands for the encoding's number of channels, in calls that give none
 
-// Cache of the plans of the last encodings, by the object that was given and the number of channels; holds a reference
-// to both the object and the plan.
+// Cache of the plans of the last encodings, by the object that was given, the number of channels and the device
+// (device_of); holds a reference to both the object and the plan.
 struct Plan {
   PyObject *encoding, *holder;
-  int64_t dim, n_words, start;
-  const int64_t* plan;
+  int64_t given_dim;
+  int32_t device;
+  int64_t start;
+  sinpe::DevicePlan plan;
 };
 constexpr int kPlans = 32;
 inline Plan plans[kPlans];
@@ -156,9 +206,9 @@ inline int next_plan = 0;
 // The plans and grids below are returned with a new reference to their holder.
 
 // The cached plan of an encoding; its holder is null if there is none.
-inline Plan cached_plan(PyObject* encoding, int64_t dim) {
+inline Plan cached_plan(PyObject* encoding, int64_t dim, int32_t device) {
   for (const Plan& cached : plans) {
-    if (cached.encoding != encoding || cached.dim != dim) continue;
+    if (cached.encoding != encoding || cached.given_dim != dim || cached.device != device) continue;
     Py_XINCREF(cached.holder);
     return cached;
   }
@@ -179,18 +229,19 @@ inline bool resolve_int(PyObject** encoding, int64_t* dim) {
 
 // Gets the plan of an encoding, given as an object, a name or None, and caches it. The holder is null if kernels do not
 // support the encoding for `dim` channels, or if there is an exception.
-inline Plan new_plan(PyObject* encoding, int64_t dim) {
-  PyObject* number = PyLong_FromLongLong(dim);
-  PyObject* found =
-      number == nullptr ? nullptr : PyObject_CallFunctionObjArgs(python.plan_of, encoding, number, nullptr);
-  Py_XDECREF(number);
-  Plan made{encoding, found, dim, 0, 0, nullptr};
-  if (found != nullptr && PyTuple_Check(found) && PyTuple_GET_SIZE(found) == 4) {  // holder, address, length, start
-    made.plan = static_cast<const int64_t*>(PyLong_AsVoidPtr(PyTuple_GET_ITEM(found, 1)));
-    made.n_words = PyLong_AsLongLong(PyTuple_GET_ITEM(found, 2));
-    made.start = PyLong_AsLongLong(PyTuple_GET_ITEM(found, 3));
+inline Plan new_plan(PyObject* encoding, int64_t dim, int32_t device) {
+  PyObject* found = PyObject_CallFunction(python.plan_of, "OLi", encoding, static_cast<long long>(dim), device);
+  Plan made{encoding, found, dim, device, 0, {nullptr, 0, 0}};
+  if (found != nullptr && found != Py_None) {
+    PyObject* tensor;
+    unsigned long long address;
+    long long words, channels, start;
+    if (PyArg_ParseTuple(found, "OKLLL", &tensor, &address, &words, &channels, &start) != 0) {
+      made.plan = {reinterpret_cast<const int64_t*>(address), words, channels};
+      made.start = start;
+    }
   }
-  if (PyErr_Occurred() != nullptr || made.plan == nullptr) {
+  if (made.plan.packed == nullptr) {
     Py_XDECREF(found);
     return {};
   }
@@ -205,6 +256,11 @@ inline Plan new_plan(PyObject* encoding, int64_t dim) {
   return made;
 }
 
+inline Plan find_plan(PyObject* encoding, int64_t dim, int32_t device) {
+  const Plan cached = cached_plan(encoding, dim, device);
+  return cached.holder != nullptr ? cached : new_plan(encoding, dim, device);
+}
+
 // Arguments of `add` that determine the layout of a grid in x, and where it starts.
 enum LayoutArgument { kLayoutStart, kLayoutSeqDim, kLayoutChannelDim, kLayoutShape, kLayoutExtra, kLayoutArguments };
 
@@ -213,7 +269,7 @@ enum LayoutArgument { kLayoutStart, kLayoutSeqDim, kLayoutChannelDim, kLayoutSha
 struct GridPlan {
   PyObject *encoding, *holder;
   PyObject* layout[kLayoutArguments];
-  int32_t rank;
+  int32_t rank, device;
   int dtype;
   int64_t x_sizes[SINPE_MAX_RANK];
   int64_t n_words, n_values;
@@ -262,12 +318,19 @@ inline bool is_int(PyObject* value, long wanted) {
   return PyLong_CheckExact(value) && PyLong_AsLong(value) == wanted && (wanted != -1 || PyErr_Occurred() == nullptr);
 }
 
-// Whether the arguments describe scale * x + alpha * PE only, without dropout.
-inline bool is_plain(PyObject* given) {
-  const auto at = [given](Argument argument) { return PyTuple_GET_ITEM(given, argument); };
-  return at(kSeed) == Py_None && PyFloat_CheckExact(at(kScale)) &&
-         (PyFloat_CheckExact(at(kAlpha)) || has_type(at(kAlpha), python.tensor)) && PyFloat_CheckExact(at(kDropout)) &&
-         PyFloat_AS_DOUBLE(at(kDropout)) == 0.0;
+// The arguments that `add` and `embed` have in common.
+struct Rows {
+  PyObject *start, *positions, *mask, *scale, *alpha, *dropout, *seed;
+
+  bool drops() const { return PyFloat_AS_DOUBLE(dropout) != 0.0; }
+};
+
+// Whether the types of these arguments are supported, and the values of those that are numbers.
+inline bool are_plain(const Rows& rows) {
+  if (!PyFloat_CheckExact(rows.scale) || !PyFloat_CheckExact(rows.dropout)) return false;
+  if (!PyFloat_CheckExact(rows.alpha) && !has_type(rows.alpha, python.tensor)) return false;
+  const double p = PyFloat_AS_DOUBLE(rows.dropout);
+  return rows.seed == Py_None ? p >= 0.0 && p < 1.0 : PyLong_CheckExact(rows.seed) && p > 0.0 && p < 1.0;
 }
 
 // Whether x is a sequence, (..., S, C) or, if `is_first`, (S, B, C); sets *extra to the number of its extra tokens.
@@ -350,23 +413,35 @@ inline bool is_writable(PyObject* out) {
   return returns_false(out, names.is_neg) && is(PyObject_CallOneArg(python.is_lazy, out), Py_False);
 }
 
-// Gets the description of a tensor; returns whether it is a CPU tensor with data, of one of DLPack's common types.
+// Gets the description of a tensor; returns whether it has data, of one of DLPack's common types, on a device with
+// kernels.
 inline bool describe(PyObject* object, Tensor* t) {
   if (exchange->describe(object, t) != 0) {
     PyErr_Clear();
     return false;
   }
-  return t->device_type == kCpu && t->data != nullptr && t->lanes == 1 && t->byte_offset == 0;
+  return kernels_of(*t) != nullptr && t->data != nullptr && t->lanes == 1 && t->byte_offset == 0;
 }
 
-// The number of elements of a contiguous tensor; -1 if it is empty, not contiguous or has more than kMaxElements.
+// Whether the kernels of the tensor's device may be called now. Only the general path checks values in the memory of a
+// device (SINPE_EXT_CHECK).
+inline bool are_ready(const Tensor& t) {
+  const sinpe::Kernels& k = *kernels_of(t);
+  if (k.reads_values) return true;
+  const char* check = std::getenv("SINPE_EXT_CHECK");
+  return (check == nullptr || *check == 0 || std::strcmp(check, "0") == 0) && k.is_ready(t.device_id);
+}
+
+// The number of elements of a contiguous tensor; -1 if it is empty, not contiguous or has more than its device's
+// max_elements.
 inline int64_t count_elements(const Tensor& t) {
+  const int64_t most = kernels_of(t)->max_elements;
   int64_t elements = 1;
   for (int32_t d = t.rank - 1; d >= 0; --d) {
-    if (t.sizes[d] < 1 || t.sizes[d] > kMaxElements) return -1;
+    if (t.sizes[d] < 1 || t.sizes[d] > most) return -1;
     if (t.sizes[d] > 1 && t.strides[d] != elements) return -1;
     elements *= t.sizes[d];
-    if (elements > kMaxElements) return -1;
+    if (elements > most) return -1;
   }
   return elements;
 }
@@ -379,7 +454,7 @@ inline int float_type(const Tensor& t) {
   return t.kind == kBfloat && t.bits == 16 ? SINPE_BFLOAT16 : -1;
 }
 
-// The sinpe_dtype of a small contiguous floating-point tensor of two or more dimensions; -1 for any other.
+// The sinpe_dtype of a contiguous floating-point tensor of two or more dimensions; -1 for any other.
 inline int dtype_of(PyObject* object, Tensor* t) {
   if (!describe(object, t) || t->rank < 2 || t->rank > SINPE_MAX_RANK || count_elements(*t) < 0) return -1;
   return float_type(*t);
@@ -392,7 +467,7 @@ inline bool has_sizes(const GridPlan& grid, const Tensor& x) {
 }
 
 inline bool is_for(const GridPlan& grid, PyObject* encoding, PyObject* const* layout, const Tensor& x, int dtype) {
-  bool same = grid.encoding == encoding && grid.dtype == dtype && has_sizes(grid, x);
+  bool same = grid.encoding == encoding && grid.dtype == dtype && grid.device == device_of(x) && has_sizes(grid, x);
   for (int k = 0; same && k < kLayoutArguments; ++k)
     same = grid.layout[k] == layout[k] || PyObject_RichCompareBool(grid.layout[k], layout[k], Py_EQ) == 1;
   return same;
@@ -414,7 +489,7 @@ inline GridPlan cached_grid(PyObject* encoding, PyObject* const* layout, const T
 inline GridPlan new_grid(PyObject* encoding, PyObject* const* layout, PyObject* given, PyObject* object, Tensor x,
                          int dtype) {
   GridPlan made{};
-  made.encoding = encoding, made.rank = x.rank, made.dtype = dtype;
+  made.encoding = encoding, made.rank = x.rank, made.device = device_of(x), made.dtype = dtype;
   for (int32_t d = 0; d < x.rank; ++d) made.x_sizes[d] = x.sizes[d];
   made.holder = PyObject_CallOneArg(python.grid_of, given);
   if (made.holder != nullptr && made.holder != Py_None) {
@@ -432,7 +507,8 @@ inline GridPlan new_grid(PyObject* encoding, PyObject* const* layout, PyObject* 
     for (int d = 0; d < 3; ++d) made.sizes[d] = n[2 + d], made.strides[d] = n[5 + d];
     made.extra = n[8];
   }
-  if (made.holder != nullptr && (dtype_of(object, &x) != dtype || !has_sizes(made, x))) Py_CLEAR(made.holder);
+  if (made.holder != nullptr && (dtype_of(object, &x) != dtype || device_of(x) != made.device || !has_sizes(made, x)))
+    Py_CLEAR(made.holder);
   if (made.holder == nullptr) return {};
   Py_INCREF(encoding);
   Py_INCREF(made.holder);
@@ -448,7 +524,7 @@ inline GridPlan new_grid(PyObject* encoding, PyObject* const* layout, PyObject* 
 }
 
 inline bool are_alike(const Tensor& a, const Tensor& b) {
-  bool alike = a.rank == b.rank && a.kind == b.kind && a.bits == b.bits;
+  bool alike = a.rank == b.rank && a.kind == b.kind && a.bits == b.bits && device_of(a) == device_of(b);
   for (int32_t d = 0; alike && d < a.rank; ++d) alike = a.sizes[d] == b.sizes[d];
   return alike;
 }
@@ -479,24 +555,41 @@ inline sinpe_add_arguments arguments_of(const Tensor& x, const Tensor& out, int 
   return a;
 }
 
+// The memory that a call writes, and its device.
+struct Written {
+  const char *data, *end;
+  int32_t device;
+
+  explicit Written(const Tensor& out)
+      : data(static_cast<const char*>(out.data)),
+        end(data + count_elements(out) * (out.bits / 8)),
+        device(device_of(out)) {}
+
+  // Gets the description of a tensor that is read; returns whether it is on this device and has no memory in common. Its
+  // strides must be 0 or more.
+  bool describe_apart(PyObject* object, Tensor* t) const {
+    if (!is_readable(object) || !describe(object, t) || device_of(*t) != device) return false;
+    int64_t last = 0;
+    for (int32_t d = 0; d < t->rank; ++d) {
+      const int64_t stride = t->sizes[d] > 1 ? t->strides[d] : 0;
+      if (t->sizes[d] < 1 || stride < 0) return false;
+      last += (t->sizes[d] - 1) * stride;
+    }
+    const char* first = static_cast<const char*>(t->data);
+    return (first + (last + 1) * (t->bits / 8) <= data || first >= end) && is_within_storage(object, *t, last + 1);
+  }
+};
+
 // Gets the description of an operand of shape (S,) or (B, S) with S = `rows`, any strides, and its strides of batch and
 // sequence.
-inline bool describe_rows(PyObject* object, const sinpe_add_arguments& a, int64_t rows, Tensor* t, int64_t* strides) {
-  if (!is_readable(object) || !describe(object, t) || t->rank < 1 || t->rank > 2) return false;
+inline bool describe_rows(PyObject* object, const Written& out, const sinpe_add_arguments& a, int64_t rows, Tensor* t,
+                          int64_t* strides) {
+  if (!out.describe_apart(object, t) || t->rank < 1 || t->rank > 2) return false;
   const int64_t batch = t->rank == 2 ? t->sizes[0] : 1;
   if (t->sizes[t->rank - 1] != rows || (batch != 1 && batch != a.sizes[0])) return false;
   strides[0] = batch > 1 ? t->strides[0] : 0;
   strides[1] = rows > 1 ? t->strides[t->rank - 1] : 0;
-  return strides[0] >= 0 && strides[1] >= 0 &&
-         is_within_storage(object, *t, (batch - 1) * strides[0] + (rows - 1) * strides[1] + 1);
-}
-
-// Whether a tensor with strides of 0 or more has no memory in common with the result, which has `bytes` bytes.
-inline bool is_apart(const Tensor& t, const sinpe_add_arguments& a, int64_t bytes) {
-  int64_t last = 0;
-  for (int32_t d = 0; d < t.rank; ++d) last += (t.sizes[d] - 1) * (t.sizes[d] > 1 ? t.strides[d] : 0);
-  const char *first = static_cast<const char*>(t.data), *out = static_cast<const char*>(a.out);
-  return first + (last + 1) * (t.bits / 8) <= out || first >= out + bytes;
+  return true;
 }
 
 // Sets *type to the dtype of positions; returns false if kernels do not support it.
@@ -513,32 +606,36 @@ inline bool is_position(const Tensor& t, sinpe_dtype* type) {
 
 // Sets positions of any supported dtype, or starts of shape () or (B,). Kernels do not add the encoding's own start to
 // these starts, so it must be 0.
-inline bool set_positions(PyObject* object, bool are_starts, int64_t own_start, int64_t bytes, sinpe_add_arguments* a) {
+inline bool set_positions(PyObject* object, bool are_starts, int64_t own_start, const Written& out,
+                          sinpe_add_arguments* a) {
   Tensor t;
   if (are_starts) {
-    if (own_start != 0 || !is_readable(object) || !describe(object, &t) || t.rank > 1) return false;
+    if (own_start != 0 || !out.describe_apart(object, &t) || t.rank > 1) return false;
     if (t.kind != kInt || t.bits != 64 || (t.rank == 1 && t.sizes[0] != 1 && t.sizes[0] != a->sizes[0])) return false;
     a->position_strides[0] = t.rank == 1 && t.sizes[0] > 1 ? t.strides[0] : 0;
-    if (a->position_strides[0] < 0) return false;
-    if (!is_within_storage(object, t, (a->sizes[0] - 1) * a->position_strides[0] + 1)) return false;
-  } else if (!describe_rows(object, *a, a->sizes[2], &t, a->position_strides)) {
+  } else if (!describe_rows(object, out, *a, a->sizes[2], &t, a->position_strides)) {
     return false;
   }
-  if (!is_position(t, &a->position_dtype) || !is_apart(t, *a, bytes)) return false;
+  if (!is_position(t, &a->position_dtype)) return false;
   a->positions = t.data;
   a->positions_are_starts = are_starts;
   return true;
 }
 
-// Sets alpha, a float or a floating-point tensor of shape () or (1,) apart from the result, which has `bytes` bytes.
-inline bool set_alpha(PyObject* object, int64_t bytes, sinpe_add_arguments* a) {
+// Sets alpha, a float or a floating-point tensor of shape () or (1,).
+inline bool set_alpha(PyObject* object, const Written& out, bool reads_values, sinpe_add_arguments* a,
+                      sinpe::DeviceScalars* scalars) {
   if (PyFloat_CheckExact(object)) {
     a->alpha = PyFloat_AS_DOUBLE(object);
     return true;
   }
   Tensor t;
-  if (!is_readable(object) || !describe(object, &t) || t.rank > 1 || count_elements(t) != 1) return false;
-  if (float_type(t) < 0 || !is_within_storage(object, t, 1) || !is_apart(t, *a, bytes)) return false;
+  if (!out.describe_apart(object, &t) || t.rank > 1 || count_elements(t) != 1 || float_type(t) < 0) return false;
+  if (!reads_values) {
+    scalars->alpha = t.data;
+    scalars->alpha_dtype = static_cast<sinpe_dtype>(float_type(t));
+    return true;
+  }
   PyObject* number = PyNumber_Float(object);
   if (number == nullptr) {
     clear_runtime_error();
@@ -549,48 +646,76 @@ inline bool set_alpha(PyObject* object, int64_t bytes, sinpe_add_arguments* a) {
   return true;
 }
 
-// The arguments that `add` and `embed` have in common.
-struct Rows {
-  PyObject *start, *positions, *mask, *scale, *alpha;
-};
-
-// Whether one of them is a tensor that needs a gradient.
+// Whether one of the arguments is a tensor that needs a gradient.
 inline bool needs_grad(const Rows& rows) {
   for (PyObject* object : {rows.start, rows.positions, rows.alpha})
     if (PyObject_TypeCheck(object, reinterpret_cast<PyTypeObject*>(python.tensor)) && needs_grad(object)) return true;
   return false;
 }
 
-// Sets these arguments; returns false if the general path has to be taken.
-inline bool set_rows(const Rows& rows, int64_t own_start, int64_t bytes, sinpe_add_arguments* a) {
+// Whether `rows` positions from own_start + start on are within int64.
+inline bool are_positions(int64_t own_start, int64_t start, int64_t rows) {
+  int64_t first, last;
+  return !__builtin_add_overflow(own_start, start, &first) && !__builtin_add_overflow(first, rows, &last);
+}
+
+// Sets the arguments of a sequence except dropout; returns false if the general path has to be taken.
+inline bool set_rows(const Rows& rows, int64_t own_start, const Tensor& result, sinpe_add_arguments* a,
+                     sinpe::DeviceScalars* scalars) {
+  const Written out(result);
   PyObject *start = rows.start, *positions = rows.positions, *mask = rows.mask;
+  const bool reads_values = kernels_of(result)->reads_values;
   if (PyLong_CheckExact(start)) {
     int overflow = 0;
     a->start = PyLong_AsLongLongAndOverflow(start, &overflow);
-    if (overflow != 0 || (positions != Py_None && a->start != 0)) return false;
-    if (positions != Py_None && !set_positions(positions, false, own_start, bytes, a)) return false;
-  } else if (positions != Py_None || !set_positions(start, true, own_start, bytes, a)) {
-    return false;
+    const bool is_valid = positions == Py_None ? are_positions(own_start, a->start, a->sizes[2]) : a->start == 0;
+    if (overflow != 0 || !is_valid) return false;
+    if (positions != Py_None && !set_positions(positions, false, own_start, out, a)) return false;
+  } else if (positions != Py_None || !set_positions(start, true, own_start, out, a) || (reads_values && rows.drops())) {
+    return false;  // the last: the kernel may refuse the starts after the seed has been drawn
   }
   if (mask != Py_None) {
     Tensor t;
-    if (!describe_rows(mask, *a, a->sizes[2], &t, a->mask_strides) || t.kind != kBool || t.bits != 8 ||
-        !is_apart(t, *a, bytes))
-      return false;
+    if (!describe_rows(mask, out, *a, a->sizes[2], &t, a->mask_strides) || t.kind != kBool || t.bits != 8) return false;
     a->padding_mask = static_cast<const uint8_t*>(t.data);
   }
   a->scale = PyFloat_AS_DOUBLE(rows.scale);
-  return set_alpha(rows.alpha, bytes, a);
+  return set_alpha(rows.alpha, out, reads_values, a, scalars);
+}
+
+// Whether the RNG offset of each element is its index: x is in row-major order.
+inline bool is_row_major(const sinpe_add_arguments& a) {
+  int64_t step = 1;
+  for (int d = a.rank - 1; d >= 0; --d) {
+    if (a.sizes[d] > 1 && a.x_strides[d] != step) return false;
+    step *= a.sizes[d];
+  }
+  return true;
+}
+
+// Sets the dropout, and draws its seed if none is given: after all checks, so that a call that raises does not advance
+// the generator.
+inline bool set_dropout(const Rows& rows, int32_t device, sinpe_dropout_arguments* d) {
+  PyObject* seed = rows.seed == Py_None ? PyObject_CallFunction(python.draw_seed, "i", device) : Py_NewRef(rows.seed);
+  int overflow = 0;
+  d->seed = seed == nullptr ? -1 : PyLong_AsLongLongAndOverflow(seed, &overflow);
+  Py_XDECREF(seed);
+  const double units = std::nearbyint(PyFloat_AS_DOUBLE(rows.dropout) * 65536);
+  d->drop_threshold = static_cast<int32_t>(std::min(std::max(units, 1.0), 65535.0));
+  return overflow == 0 && PyErr_Occurred() == nullptr;
 }
 
 // Copies scale * x to the extra tokens, the first `extra` rows; `row` is the dimension of rows in `a`.
-inline bool copy_extra_tokens(int64_t extra, int row, sinpe_add_arguments a) {
+inline bool copy_extra_tokens(const Tensor& x, int64_t extra, int row, sinpe_add_arguments a) {
+  const sinpe::Kernels& k = *kernels_of(x);
   a.sizes[row] = extra;
-  if (a.scale != 1.0 || (a.x_strides[row + 1] != 1 && a.sizes[row + 1] != 1)) return sinpe_dropout(&a) == SINPE_OK;
+  if (a.scale == 1.0 && a.out == a.x) return true;
+  const bool has_pieces = a.x_strides[row + 1] == 1 || a.sizes[row + 1] == 1;
+  if (a.scale != 1.0 || !has_pieces || !k.reads_values) return k.dropout(x.device_id, a) == SINPE_OK;
   const size_t item = a.dtype == SINPE_FLOAT64 ? 8 : a.dtype == SINPE_FLOAT32 ? 4 : 2;
   const int64_t rows = a.sizes[row] * a.sizes[0] * (row == 2 ? a.sizes[1] : 1), dim = a.sizes[row + 1];
-  for (int64_t k = 0; k < rows && a.out != a.x; ++k) {
-    const int64_t at = sinpe::offset_at(a.sizes, a.x_strides, row + 1, k) * static_cast<int64_t>(item);
+  for (int64_t n = 0; n < rows; ++n) {
+    const int64_t at = sinpe::offset_at(a.sizes, a.x_strides, row + 1, n) * static_cast<int64_t>(item);
     std::memcpy(static_cast<char*>(a.out) + at, static_cast<const char*>(a.x) + at, static_cast<size_t>(dim) * item);
   }
   return true;
@@ -598,7 +723,7 @@ inline bool copy_extra_tokens(int64_t extra, int row, sinpe_add_arguments a) {
 
 // add behind `extra` rows of extra tokens, which get scale * x only: `add` is called with the arguments for the other rows.
 template <class Add>
-bool add_behind(int64_t extra, int row, const sinpe_add_arguments& a, const Add& add) {
+bool add_behind(const Tensor& x, int64_t extra, int row, const sinpe_add_arguments& a, const Add& add) {
   if (extra == 0) return add(a);
   const int64_t bytes = a.dtype == SINPE_FLOAT64 ? 8 : a.dtype == SINPE_FLOAT32 ? 4 : 2;
   const int64_t offset = extra * a.x_strides[row] * bytes;
@@ -606,7 +731,7 @@ bool add_behind(int64_t extra, int row, const sinpe_add_arguments& a, const Add&
   others.sizes[row] -= extra;
   others.x = static_cast<const char*>(a.x) + offset;
   others.out = static_cast<char*>(a.out) + offset;
-  return add(others) && copy_extra_tokens(extra, row, a);  // only the first can fail; nothing is written then
+  return add(others) && copy_extra_tokens(x, extra, row, a);  // only the first can fail; nothing is written then
 }
 
 // x as (batch, rows, columns).
@@ -637,22 +762,23 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
     return nullptr;
   }
   PyObject *given = items[0], *object = PyTuple_GET_ITEM(given, kX), *result = items[1];
+  const auto at = [given](Argument argument) { return PyTuple_GET_ITEM(given, argument); };
+  const Rows rows{at(kStart), at(kPositions), at(kMask), at(kScale), at(kAlpha), at(kDropout), at(kSeed)};
   const bool is_new = result == Py_None;
-  if (exchange == nullptr || !is_plain(given)) Py_RETURN_NONE;
+  if (exchange == nullptr || !are_plain(rows)) Py_RETURN_NONE;
   const int intercepted = is_intercepted();
   if (intercepted < 0) return nullptr;
   if (intercepted > 0) Py_RETURN_NONE;
   if (!has_values(object, true) || !(is_new || is_writable(result))) return use_general_path();
-  const auto at = [given](Argument argument) { return PyTuple_GET_ITEM(given, argument); };
-  const Rows rows{at(kStart), at(kPositions), at(kMask), at(kScale), at(kAlpha)};
   // The result is then a copy of x, or scale * x, recorded by torch, whose gradient is that of the sum.
   const bool learns = needs_grad(object), has_scale = PyFloat_AS_DOUBLE(rows.scale) != 1.0;
-  const bool can_learn = is_new && !needs_grad(rows);
+  const bool can_learn = is_new && !rows.drops() && !needs_grad(rows);
   if (PyErr_Occurred() != nullptr || (learns && !can_learn)) return use_general_path();
   Tensor x, out;
   const int dtype = dtype_of(object, &x);
-  if (dtype < 0) Py_RETURN_NONE;
-  const int32_t rank = x.rank;
+  if (dtype < 0 || (learns && count_elements(x) > kMaxElements) || !are_ready(x)) return use_general_path();
+  const int32_t rank = x.rank, device = device_of(x);
+  const sinpe::Kernels& run = *kernels_of(x);
   PyObject *encoding = at(kEncoding), *layout[kLayoutArguments];
   int64_t dim = x.sizes[rank - 1], extra;
   bool is_sequence_first;
@@ -660,54 +786,65 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   GridPlan grid{};
   const bool may_be_sequence =
       is_sequence(given, rank, &is_sequence_first, &extra) && resolve_int(&encoding, &dim) && dim == x.sizes[rank - 1];
-  if (may_be_sequence) plan = cached_plan(encoding, dim);
+  if (may_be_sequence) plan = cached_plan(encoding, dim, device);
   const bool is_grid = plan.holder == nullptr && may_be_grid(given, layout);
   if (is_grid) grid = cached_grid(encoding, layout, x, dtype);
   const bool is_fresh = plan.holder == nullptr && grid.holder == nullptr;
-  if (is_fresh && may_be_sequence) plan = new_plan(encoding, dim);
+  if (is_fresh && may_be_sequence) plan = new_plan(encoding, dim, device);
   if (is_fresh && is_grid && plan.holder == nullptr && PyErr_Occurred() == nullptr && dtype_of(object, &x) == dtype)
     grid = new_grid(encoding, layout, given, object, x, dtype);
   const Reference holder{plan.holder != nullptr ? plan.holder : grid.holder};
   if (holder.object == nullptr || (plan.holder == nullptr && grid.words == nullptr)) return use_general_path();
+  if (plan.holder == nullptr) extra = grid.extra;
+  if (rows.drops() && extra != 0) return use_general_path();
   if (learns) {
     if (dtype_of(object, &x) != dtype || !is_within_storage(object, x, count_elements(x))) return use_general_path();
     result = has_scale ? PyNumber_Multiply(object, rows.scale) : PyObject_CallMethodNoArgs(object, names.clone);
   } else {
     result = is_new ? PyObject_CallOneArg(python.empty_like, object) : Py_NewRef(result);
   }
-  // x is described again, because other threads may have run in between.
-  bool done = false;
-  int64_t size = 0;
-  const auto fits = [&] {
-    if (result == nullptr || dtype_of(object, &x) != dtype || dtype_of(result, &out) != dtype) return false;
+  if (result == nullptr) return nullptr;
+  sinpe_add_arguments a{};
+  sinpe::DeviceScalars scalars{};
+  // Sets the arguments. x is described again, because other threads may have run in between.
+  const auto set = [&] {
+    if (dtype_of(object, &x) != dtype || dtype_of(result, &out) != dtype || device_of(x) != device) return false;
     const bool is_for_x = plan.holder != nullptr ? x.rank == rank && x.sizes[rank - 1] == dim : has_sizes(grid, x);
     const int64_t elements = count_elements(x), distance = static_cast<char*>(out.data) - static_cast<char*>(x.data);
-    size = elements * (x.bits / 8);
-    return is_for_x && are_alike(x, out) && (distance == 0 || distance >= size || distance <= -size) &&
-           is_within_storage(object, x, elements) && (is_new || is_within_storage(result, out, elements));
-  };
-  if (fits()) {
-    sinpe_add_arguments a = arguments_of(x, out, dtype, plan.holder != nullptr && is_sequence_first);
-    if (grid.holder != nullptr) {
+    const int64_t bytes = elements * (x.bits / 8);
+    if (!is_for_x || !are_alike(x, out) || (distance != 0 && distance < bytes && distance > -bytes) ||
+        !is_within_storage(object, x, elements) || (!is_new && !is_within_storage(result, out, elements)))
+      return false;
+    a = arguments_of(x, out, dtype, plan.holder != nullptr && is_sequence_first);
+    if (plan.holder == nullptr) {
       set_grid(grid, rows.scale, &a);
-      done = add_behind(grid.extra, 1, a, [&](const sinpe_add_arguments& points) {
-        return sinpe_add_grid(grid.words, grid.n_words, grid.values, grid.n_values, &points) == SINPE_OK;
-      });
-    } else if (extra < a.sizes[2]) {
+    } else {
+      if (extra >= a.sizes[2]) return false;
       a.sizes[2] -= extra;  // positions and padding_mask do not include the extra tokens
-      done = set_rows(rows, plan.start, size, &a);
+      if (!set_rows(rows, plan.start, out, &a, &scalars)) return false;
       a.sizes[2] += extra;
-      done = done && add_behind(extra, 2, a, [&](const sinpe_add_arguments& others) {
-               return sinpe_add(plan.plan, plan.n_words, &others) == SINPE_OK;
-             });
     }
+    return !rows.drops() || is_row_major(a);
+  };
+  bool done = set();
+  if (done && rows.drops()) {
+    sinpe_dropout_arguments dropout{};
+    done = set_dropout(rows, device, &dropout) && set();
+    a.dropout = dropout;
   }
-  if (!done) {
-    if (result == nullptr) return nullptr;
-    Py_DECREF(result);
-    return use_general_path();
+  if (done && plan.holder == nullptr) {
+    done = add_behind(x, extra, 1, a, [&](const sinpe_add_arguments& points) {
+      const sinpe::DevicePlan packed{grid.words, grid.n_words, points.sizes[2]};
+      return run.add_grid(x.device_id, packed, grid.values, grid.n_values, points) == SINPE_OK;
+    });
+  } else if (done) {
+    done = add_behind(x, extra, 2, a, [&](const sinpe_add_arguments& others) {
+      return run.add(x.device_id, plan.plan, others, scalars) == SINPE_OK;
+    });
   }
-  return is_new ? result : with_new_version(result);
+  if (done) return is_new ? result : with_new_version(result);
+  Py_DECREF(result);
+  return use_general_path();
 }
 
 // A new tensor of t's sizes and one more, `dim`, of a torch.dtype, or of the dtype of `object` if that is null, on the
@@ -758,22 +895,22 @@ inline PyObject* encode(PyObject*, PyObject* const* items, Py_ssize_t count) {
     return describe(object, &t) && t.rank > 0 && t.rank + 1 < SINPE_MAX_RANK && count_elements(t) > 0 &&
            is_position(t, &type);
   };
-  if (!positions()) Py_RETURN_NONE;
-  Plan plan = cached_plan(encoding, given_dim);
-  const bool is_fresh = plan.holder == nullptr;
-  if (is_fresh) plan = new_plan(encoding, given_dim);
+  if (!positions() || !are_ready(t)) Py_RETURN_NONE;
+  const int32_t device = device_of(t);
+  const Plan plan = find_plan(encoding, given_dim, device);
   const Reference holder{plan.holder};
   if (holder.object == nullptr) return use_general_path();
-  if (is_fresh && !positions()) Py_RETURN_NONE;  // again: other threads may have run in between
-  const int64_t dim = sinpe_plan_dim(plan.plan, plan.n_words);
-  if (count_elements(t) > kMaxElements / 2 / dim) Py_RETURN_NONE;
+  const int64_t dim = plan.plan.dim;
+  // Described again, here and below, because other threads may have run in between.
+  if (!positions() || count_elements(t) > kernels_of(t)->max_elements / 2 / dim) Py_RETURN_NONE;
   PyObject* result = new_rows(object, t, dim, items[2]);
   sinpe_dtype type;
   const int dtype = result == nullptr ? -1 : dtype_of(result, &out);
-  const bool done = dtype >= 0 && positions() && is_position(t, &type) &&
-                    is_within_storage(object, t, count_elements(t)) && count_elements(out) == count_elements(t) * dim &&
-                    sinpe_encode(plan.plan, plan.n_words, t.data, type, count_elements(t),
-                                 static_cast<sinpe_dtype>(dtype), out.data, dim) == SINPE_OK;
+  const bool done = dtype >= 0 && positions() && is_position(t, &type) && device_of(t) == device &&
+                    device_of(out) == device && is_within_storage(object, t, count_elements(t)) &&
+                    count_elements(out) == count_elements(t) * dim &&
+                    kernels_of(t)->encode(t.device_id, plan.plan, t.data, type, count_elements(t),
+                                          static_cast<sinpe_dtype>(dtype), out.data, dim) == SINPE_OK;
   if (done) return result;
   Py_XDECREF(result);
   return use_general_path();
@@ -798,14 +935,11 @@ enum EmbedArgument {
 };
 constexpr Py_ssize_t kEmbedArguments = kIdSeqDim + 1;
 
-// Whether the arguments of `embed` describe scale * weight[ids] + alpha * PE only.
+// Whether the other arguments of `embed` are supported.
 inline bool is_plain_embed(PyObject* given) {
   const auto at = [given](EmbedArgument argument) { return PyTuple_GET_ITEM(given, argument); };
   PyObject *padding_idx = at(kPaddingIdx), *sparse = at(kSparse);
-  const bool plain = at(kIdSeed) == Py_None && PyFloat_CheckExact(at(kWeightScale)) &&
-                     (PyFloat_CheckExact(at(kIdAlpha)) || has_type(at(kIdAlpha), python.tensor)) &&
-                     PyFloat_CheckExact(at(kIdDropout)) && PyFloat_AS_DOUBLE(at(kIdDropout)) == 0.0 &&
-                     (padding_idx == Py_None || PyLong_CheckExact(padding_idx)) &&
+  const bool plain = (padding_idx == Py_None || PyLong_CheckExact(padding_idx)) &&
                      (sparse == Py_True || sparse == Py_False) && at(kEncodePadding) == Py_True &&
                      (is_int(at(kIdSeqDim), -1) || is_int(at(kIdSeqDim), 0));
   PyErr_Clear();  // raised for an int that does not fit long
@@ -827,7 +961,7 @@ inline bool get_padding_row(PyObject* padding_idx, int64_t rows, int64_t* row) {
 // multiplies each term by it, not the sum, which is the same unless a product overflows (or denormals are flushed). In
 // 16 bits it would round each partial sum; the sum of more terms is a tree.
 inline bool has_gradient_of_torch(const Tensor& weight, const Tensor& ids) {
-  return weight.bits >= 32 && count_elements(ids) <= sinpe::terms_under(1);
+  return kernels_of(weight)->reads_values && weight.bits >= 32 && count_elements(ids) <= sinpe::terms_under(1);
 }
 inline bool is_power_of_two(double scale) {
   int exponent = 0;
@@ -860,15 +994,16 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
   }
   PyObject* given = items[0];
   const auto at = [given](EmbedArgument argument) { return PyTuple_GET_ITEM(given, argument); };
-  if (exchange == nullptr || !is_plain_embed(given)) Py_RETURN_NONE;
+  const Rows rows{at(kIdStart), at(kIdPositions), at(kIdMask), at(kWeightScale),
+                  at(kIdAlpha), at(kIdDropout),   at(kIdSeed)};
+  if (exchange == nullptr || !are_plain(rows) || !is_plain_embed(given)) Py_RETURN_NONE;
   const int intercepted = is_intercepted();
   if (intercepted < 0) return nullptr;
   if (intercepted > 0) Py_RETURN_NONE;
   if (!is_readable(at(kIds)) || !has_values(at(kWeight), true)) return use_general_path();
   // The result is then torch's own scale * weight[ids], whose gradient is that of the sum.
   const bool learns = needs_grad(at(kWeight));
-  const Rows rows{at(kIdStart), at(kIdPositions), at(kIdMask), at(kWeightScale), at(kIdAlpha)};
-  const bool can_learn = is_power_of_two(PyFloat_AS_DOUBLE(rows.scale)) && !needs_grad(rows);
+  const bool can_learn = is_power_of_two(PyFloat_AS_DOUBLE(rows.scale)) && !rows.drops() && !needs_grad(rows);
   if (PyErr_Occurred() != nullptr || (learns && !can_learn)) return use_general_path();
   Tensor ids, weight, out;
   int64_t padding_row = -1;
@@ -881,28 +1016,35 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
            ids.rank + 1 < SINPE_MAX_RANK && (!is_sequence_first || ids.rank < 3) && count_elements(ids) > 0 &&
            describe(at(kWeight), &weight) && weight.rank == 2 && float_type(weight) >= 0 && weight.sizes[0] > 0 &&
            weight.sizes[1] > 0 && weight.strides[0] >= 0 && (weight.strides[1] == 1 || weight.sizes[1] == 1) &&
+           device_of(weight) == device_of(ids) &&
            (!learns || (has_gradient_of_torch(weight, ids) && !is_transposed(ids))) &&
            get_padding_row(at(kPaddingIdx), weight.sizes[0], &padding_row) &&
            is_within_storage(at(kIds), ids, count_elements(ids)) &&
            is_within_storage(at(kWeight), weight, (weight.sizes[0] - 1) * weight.strides[0] + weight.sizes[1]);
   };
-  if (!operands()) return use_general_path();
+  if (!operands() || !are_ready(ids)) return use_general_path();
+  const sinpe::Kernels& run = *kernels_of(ids);
+  if (rows.drops() && (run.reads_values || is_transposed(ids))) Py_RETURN_NONE;  // it may refuse an id
   const int64_t dim = weight.sizes[1];
+  const int32_t device = device_of(ids);
   PyObject* encoding = at(kEmbedEncoding);
   int64_t plan_dim = dim;
   if (!resolve_int(&encoding, &plan_dim)) Py_RETURN_NONE;
-  Plan plan = cached_plan(encoding, dim);
-  if (plan.holder == nullptr) plan = new_plan(encoding, dim);
+  const Plan plan = find_plan(encoding, dim, device);
   const Reference holder{plan.holder};
-  if (holder.object == nullptr || count_elements(ids) > kMaxElements / dim) return use_general_path();
+  if (holder.object == nullptr || !operands() || count_elements(ids) > run.max_elements / dim)
+    return use_general_path();
   PyObject* result = learns ? recorded_embedding(at(kWeight), at(kIds), padding_row, at(kSparse), at(kWeightScale))
                             : new_rows(at(kWeight), ids, dim, nullptr);
-  const int dtype = result == nullptr ? -1 : dtype_of(result, &out);
-  bool done = false;
-  // Described again, because other threads may have run in between.
-  if (dtype >= 0 && operands() && float_type(weight) == dtype && weight.sizes[1] == dim &&
-      count_elements(ids) * dim == count_elements(out)) {
-    sinpe_embed_arguments e{};
+  if (result == nullptr) return use_general_path();
+  const int dtype = dtype_of(result, &out);
+  sinpe_embed_arguments e{};
+  sinpe::DeviceScalars scalars{};
+  // Sets the arguments. The operands are described again, because other threads may have run in between.
+  const auto set = [&] {
+    if (dtype < 0 || !operands() || float_type(weight) != dtype || weight.sizes[1] != dim || device_of(ids) != device ||
+        device_of(out) != device || count_elements(ids) * dim != count_elements(out))
+      return false;
     const bool is_rows_first = is_sequence_first && ids.rank == 2;
     e.add = arguments_of(out, out, dtype, is_rows_first);
     e.add.x = weight.data;
@@ -912,11 +1054,16 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
     e.id_strides[2] = is_rows_first ? e.add.sizes[0] : 1;
     e.num_embeddings = weight.sizes[0];
     e.weight_stride = weight.sizes[0] > 1 ? weight.strides[0] : dim;
-    const int64_t bytes = count_elements(out) * (out.bits / 8);
-    done = set_rows(rows, plan.start, bytes, &e.add) && sinpe_embed(plan.plan, plan.n_words, &e) == SINPE_OK;
+    return set_rows(rows, plan.start, out, &e.add, &scalars);
+  };
+  bool done = set();
+  if (done && rows.drops()) {
+    sinpe_dropout_arguments dropout{};
+    done = set_dropout(rows, device, &dropout) && set();
+    e.add.dropout = dropout;
   }
-  if (done) return result;
-  Py_XDECREF(result);
+  if (done && run.embed(ids.device_id, plan.plan, &e, scalars) == SINPE_OK) return result;
+  Py_DECREF(result);
   return use_general_path();
 }
 
@@ -943,7 +1090,7 @@ inline PyObject* table(PyObject*, PyObject* const* items, Py_ssize_t count) {
   int overflow = 0, overflow_of_start = 0;
   const int64_t length = PyLong_AsLongLongAndOverflow(at(kLength), &overflow);
   const int64_t start = PyLong_AsLongLongAndOverflow(at(kTableStart), &overflow_of_start);
-  if (overflow != 0 || overflow_of_start != 0 || length < 1 || length > kMaxElements) Py_RETURN_NONE;
+  if (overflow != 0 || overflow_of_start != 0 || length < 1) Py_RETURN_NONE;
   const int intercepted = is_intercepted();
   if (intercepted < 0) return nullptr;
   if (intercepted > 0) Py_RETURN_NONE;
@@ -952,25 +1099,28 @@ inline PyObject* table(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (wanted != Py_None && Py_TYPE(wanted) != Py_TYPE(python.float32)) Py_RETURN_NONE;
   if (!is_new && !is_writable(result)) return use_general_path();
   if (!is_new && wanted != Py_None && !is(PyObject_GetAttr(result, names.dtype), wanted)) return use_general_path();
-  Plan plan = cached_plan(encoding, given_dim);
-  if (plan.holder == nullptr) plan = new_plan(encoding, given_dim);
+  Tensor out;
+  if (!is_new && dtype_of(result, &out) < 0) Py_RETURN_NONE;
+  Plan plan = find_plan(encoding, given_dim, is_new ? -1 : device_of(out));
   const Reference holder{plan.holder};
   if (holder.object == nullptr) return use_general_path();
-  const int64_t dim = sinpe_plan_dim(plan.plan, plan.n_words);
-  if (length > kMaxElements / dim) Py_RETURN_NONE;
+  const int64_t dim = plan.plan.dim;
+  if (!are_positions(plan.start, start, length)) Py_RETURN_NONE;
   if (is_new) {
+    if (length > kMaxElements / dim) Py_RETURN_NONE;
     PyObject* call[3] = {at(kLength), PyLong_FromLongLong(dim), wanted == Py_None ? python.float32 : wanted};
     result = call[1] == nullptr ? nullptr : PyObject_Vectorcall(python.empty, call, 2, names.dtype_alone);
     Py_XDECREF(call[1]);
   } else {
     Py_INCREF(result);
   }
-  Tensor out;
+  // A new result is on another device than the plan if that is the default device.
   const int dtype = result == nullptr ? -1 : dtype_of(result, &out);
   const bool done =
-      dtype >= 0 && out.rank == 2 && out.sizes[0] == length && out.sizes[1] == dim &&
-      (is_new || is_within_storage(result, out, length * dim)) &&
-      sinpe_table(plan.plan, plan.n_words, start, length, static_cast<sinpe_dtype>(dtype), out.data, dim) == SINPE_OK;
+      dtype >= 0 && device_of(out) == plan.device && are_ready(out) && out.rank == 2 && out.sizes[0] == length &&
+      out.sizes[1] == dim && (is_new || is_within_storage(result, out, length * dim)) &&
+      kernels_of(out)->table(out.device_id, plan.plan, start, length, static_cast<sinpe_dtype>(dtype), out.data, dim) ==
+          SINPE_OK;
   if (done) return is_new ? result : with_new_version(result);
   Py_XDECREF(result);
   return use_general_path();
@@ -988,9 +1138,30 @@ PyCFunction as_method(F* function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
+// forget(): releases the cached plans and grids.
+inline PyObject* forget(PyObject*, PyObject*) {
+  for (Plan& slot : plans) {
+    const Plan old = slot;
+    slot = {};
+    Py_XDECREF(old.encoding);
+    Py_XDECREF(old.holder);
+  }
+  for (GridPlan& slot : grids) {
+    const GridPlan old = slot;
+    slot = {};
+    Py_XDECREF(old.encoding);
+    Py_XDECREF(old.holder);
+    for (PyObject* object : old.layout) Py_XDECREF(object);
+  }
+  Py_RETURN_NONE;
+}
+
 inline PyMethodDef methods[] = {
     {"set_up", as_method(set_up), METH_FASTCALL,
      "Passes the objects that the fast path calls; returns whether it can be used."},
+    {"set_kernels", as_method(set_kernels), METH_FASTCALL,
+     "Passes the address of the kernels of a type of device (csrc/core/kernels.h)."},
+    {"forget", forget, METH_NOARGS, "Releases the constants that the fast path has cached."},
     {"small_add", as_method(add), METH_FASTCALL, "add for a small tensor; None for unsupported arguments."},
     {"small_embed", as_method(embed), METH_FASTCALL, "embed of a few tokens; None for unsupported arguments."},
     {"small_table", as_method(table), METH_FASTCALL, "table of a few rows; None for unsupported arguments."},

@@ -52,9 +52,9 @@ struct Call {
 #ifndef SINPE_EMULATED
   torch::stable::accelerator::DeviceGuard guard;
   cuda::Stream stream;
-  Call(const char* name, const Tensor& t)
-      : device(cuda_device(name, t)), guard(device.index), stream(current_stream(device.index)) {
-    check_launch(cuda::use_device(device.index));
+  Call(const char* name, const Tensor& t) : Call(cuda_device(name, t)) {}
+  explicit Call(const Device& on) : device(on), guard(on.index), stream(current_stream(on.index)) {
+    check_launch(cuda::use_device(on.index));
   }
 
   static Device cuda_device(const char* name, const Tensor& t) {
@@ -68,6 +68,7 @@ struct Call {
 #else
   cuda::Stream stream = nullptr;
   Call(const char* name, const Tensor& t) : device(Device::cpu()) { device.expect(name, t); }
+  explicit Call(const Device&) : device(Device::cpu()) {}
 #endif
   cuda::DeviceScalars scalars{};
 
@@ -137,6 +138,58 @@ struct Call {
   }
 };
 
+// The table of core/kernels.h.
+
+template <class Launch>
+sinpe_status launched(int32_t device, const Launch& launch) {
+  try {
+    const Call call(Device{aoti_torch_device_type_cuda(), device});
+    return launch(call.stream);
+  } catch (...) {  // the caller then takes the general path, which raises the error
+    return SINPE_LAUNCH_FAILED;
+  }
+}
+
+const sinpe::Kernels kernels{
+    sizeof(sinpe::Kernels),
+    false,
+    int64_t{1} << 31,
+    [](int32_t device) {
+      return launched(device, [](cuda::Stream stream) {
+               return cuda::is_capturing(stream) ? SINPE_LAUNCH_FAILED : SINPE_OK;
+             }) == SINPE_OK;
+    },
+    [](int32_t device, const sinpe::DevicePlan& plan, int64_t start, int64_t length, sinpe_dtype dtype, void* out,
+       int64_t row_stride) {
+      return launched(device, [&](cuda::Stream stream) {
+        return cuda::table(plan, start, length, dtype, out, row_stride, stream);
+      });
+    },
+    [](int32_t device, const sinpe::DevicePlan& plan, const void* positions, sinpe_dtype position_dtype, int64_t count,
+       sinpe_dtype dtype, void* out, int64_t row_stride) {
+      return launched(device, [&](cuda::Stream stream) {
+        return cuda::encode(plan, positions, position_dtype, count, dtype, out, row_stride, stream);
+      });
+    },
+    [](int32_t device, const sinpe::DevicePlan& plan, const sinpe_add_arguments& a,
+       const sinpe::DeviceScalars& scalars) {
+      return launched(device, [&](cuda::Stream stream) { return cuda::add(plan, a, scalars, stream); });
+    },
+    [](int32_t device, const sinpe::DevicePlan& grid, const void* values, int64_t n_values,
+       const sinpe_add_arguments& a) {
+      return launched(device,
+                      [&](cuda::Stream stream) { return cuda::add_grid(grid, values, n_values, a, {}, stream); });
+    },
+    [](int32_t device, const sinpe_add_arguments& a) {
+      return launched(device, [&](cuda::Stream stream) { return cuda::dropout(a, {}, stream); });
+    },
+    [](int32_t device, const sinpe::DevicePlan& plan, sinpe_embed_arguments* e, const sinpe::DeviceScalars& scalars) {
+      return launched(device, [&](cuda::Stream stream) { return cuda::embed(plan, *e, scalars, stream); });
+    },
+};
+
+int64_t cuda_kernels() { return static_cast<int64_t>(reinterpret_cast<intptr_t>(&kernels)); }
+
 std::string cuda_arithmetic() { return cuda::arithmetic(); }
 
 #ifdef SINPE_EMULATED
@@ -149,6 +202,7 @@ STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, SINPE_CUDA_KEY, m) { Operators<Call>::imple
 
 STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) {
   m.impl("cuda_arithmetic", TORCH_BOX(&cuda_arithmetic));
+  m.impl("cuda_kernels", TORCH_BOX(&cuda_kernels));
 #ifdef SINPE_EMULATED
   m.impl("cpu_isa", TORCH_BOX(&cpu_isa));
 #endif

@@ -22,6 +22,7 @@ from .registration import fragment, once
 
 SETTINGS = ("auto", "compiled", "eager")
 DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # the devices for which there are kernels
+DLPACK_DEVICES = {"cpu": 1, "cuda": 2}  # DLDeviceType
 OPS = "sinpe_ext"
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -149,8 +150,19 @@ def _choose(device_type: str) -> bool:
         answer = _require_compiled(device_type)
     else:
         answer = resolve(device_type).backend == "compiled"
+    if answer and device_type == "cuda":
+        _share_kernels(device_type)
     chosen[device_type] = answer
     return answer
+
+
+def _share_kernels(device_type: str) -> None:
+    """Passes the kernels of the CUDA library to the module _core (`operations/small.py`), if that is built."""
+    import torch
+
+    module: Any = core_module()[0]
+    if module is not None:
+        module.set_kernels(DLPACK_DEVICES[device_type], torch.ops.sinpe_ext.cuda_kernels.default())
 
 
 def _require_compiled(device_type: str) -> bool:
@@ -175,6 +187,7 @@ def emulate() -> DeviceBackend:
         path, facts = jit.library("emulated", _load_library)
         reason = "the CUDA kernels, compiled as C++"
         _found["cpu"] = DeviceBackend("cpu", "compiled", reason, "emulated", str(path), build=facts)
+        _share_kernels("cpu")
     if _found["cpu"].how != "emulated":
         raise BuildUnavailable("the CPU library is loaded already", "emulate before any call of sinpe_ext")
     return _found["cpu"]
@@ -317,6 +330,7 @@ def _define_facts() -> None:
     def define() -> Any:
         library = fragment(OPS)
         library.define("cpu_isa() -> str")
+        library.define("cuda_kernels() -> int")  # address of the functions of csrc/core/kernels.h
         library.define("cuda_arithmetic() -> str")  # of float32 rows on the current device: double or single
         return library
 
@@ -373,12 +387,12 @@ def _is_missing(device_type: str) -> bool:
 
 
 def small_calls(set_up: Callable[[Any], bool]) -> Any:
-    """The module _core for calls with small CPU tensors, or None if it cannot be used.
+    """The module _core for calls without the general path, or None if it cannot be used.
 
-    It can be used if the compiled backend serves the CPU with the library built at install time, and `set_up(module)`
-    returns True.
+    It can be used if the compiled backend serves the CPU with the library built at install time (or the emulated one),
+    and `set_up(module)` returns True.
     """
-    module: Any = core_module()[0] if compiled("cpu") and resolve("cpu").how == "prebuilt" else None
+    module: Any = core_module()[0] if compiled("cpu") and resolve("cpu").how in ("prebuilt", "emulated") else None
     return module if module is not None and set_up(module) else None
 
 

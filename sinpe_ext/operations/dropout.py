@@ -10,9 +10,11 @@ from torch import Tensor
 
 from .. import torch_state
 from ..backend import loader
+from ..device_constants import is_capturing
 from ..encodings.values import INT64_MAX
 from ..operator import Derivative, Operator, Size, one_by_one
 from ..reference import apply
+from ..torch_state import NOT_INTERCEPTED
 
 _CPU = torch.device("cpu")
 
@@ -57,6 +59,8 @@ def seed_tensor(seed: Any, device: torch.device) -> Tensor:
     """A checked seed as an int64 tensor of shape () on `device`, or where `number` puts it; for None a seed is drawn
     from the device's generator."""
     if seed is None and not torch.compiler.is_compiling():
+        if can_draw_on_host(device):
+            return number(draw(device), torch.int64, device)
         return torch.randint(INT64_MAX, (), dtype=torch.int64, device=device)
     if torch.compiler.is_compiling() and torch_state.is_exporting():
         # ONNX has no operator for the mask, and an exported model with active dropout is hardly intended.
@@ -68,6 +72,8 @@ def seed_tensor(seed: Any, device: torch.device) -> Tensor:
         # A custom operator in a graph: the compiler would replace torch.randint by another random stream.
         return torch.ops.sinpe_ext.draw_seed.default(torch.empty((), dtype=torch.int64, device=device))
     if not isinstance(seed, Tensor) and isinstance(seed, torch.Generator):
+        if seed.device.type == "cuda" and can_draw_on_host(seed.device):
+            return number(_drawn(seed), torch.int64, device)
         seed = torch.randint(INT64_MAX, (), generator=seed, dtype=torch.int64, device=seed.device)
         if seed.device == device:
             return seed
@@ -76,6 +82,31 @@ def seed_tensor(seed: Any, device: torch.device) -> Tensor:
             return seed.detach().reshape(()).to(device, copy=True)  # the caller may modify theirs before backward
         seed = seed.item()  # copying a CPU tensor to the device would synchronize
     return number(seed, torch.int64, device)
+
+
+def can_draw_on_host(device: torch.device) -> bool:
+    """Whether a seed for a CUDA device can be drawn without a kernel: not while a CUDA graph is captured, whose replays
+    draw anew, nor under a mode or transform."""
+    return device.type == "cuda" and torch_state.read() is NOT_INTERCEPTED and not is_capturing(device)
+
+
+def draw(device: torch.device) -> int:
+    """A seed from the default generator of the CPU or a CUDA device."""
+    if device.type == "cpu":
+        return int(torch.randint(INT64_MAX, (), dtype=torch.int64, device=device))
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return _drawn(torch.cuda.default_generators[index])
+
+
+def _drawn(generator: torch.Generator) -> int:
+    """A seed from the seed and offset of a CUDA generator, whose offset is advanced as by one of torch's kernels: the
+    number of SplitMix64 (Steele, Lea and Flood, 2014) at that offset, without its last bit."""
+    offset = generator.get_offset()
+    generator.set_offset(offset + 4)  # kernels advance it by multiples of 4, too
+    bits = (generator.initial_seed() + offset // 4 * 0x9E3779B97F4A7C15) % 2**64
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB % 2**64
+    return (bits ^ bits >> 31) >> 1
 
 
 def number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:

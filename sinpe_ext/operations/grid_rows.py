@@ -121,16 +121,22 @@ def values(
     by_channels: bool,
 ) -> Tensor:
     """The operand `values` of `add_grid_out`: alpha times the rows of the axes in acc, all pieces concatenated."""
-    is_cached = sum(lengths) * grid.dim <= MAX_CACHED and {*map(type, starts)} == {int}
-    if is_cached and device.type == "cpu":
-        rows = _rows_on_cpu(grid, lengths, tuple(starts), acc, by_channels, loader.compiled("cpu"))
-    elif is_cached and device.type == "cuda" and not any(starts):
-        rows = _rows_on_cuda(grid, lengths, acc, device, by_channels)
-    else:
+    if not are_cached(grid, lengths, starts, device):
         rows = _rows(grid, lengths, starts, acc, device, by_channels)
+    elif device.type == "cpu":
+        rows = _rows_on_cpu(grid, lengths, tuple(starts), acc, by_channels, loader.compiled("cpu"))
+    else:
+        rows = _rows_on_cuda(grid, lengths, acc, device, by_channels)
     if isinstance(alpha, Tensor):
         return rows * alpha.detach().to(acc).reshape(())
     return rows if alpha is None else rows * alpha
+
+
+def are_cached(grid: GridEncoding, lengths: tuple[int, ...], starts: Sequence[Any], device: torch.device) -> bool:
+    """Whether the rows of the axes of a grid with these starts are computed once and kept."""
+    if sum(lengths) * grid.dim > MAX_CACHED or {*map(type, starts)} != {int}:
+        return False
+    return device.type == "cpu" or (device.type == "cuda" and not any(starts))
 
 
 def _rows(

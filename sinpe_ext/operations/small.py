@@ -1,4 +1,4 @@
-"""Calls with a few rows on the CPU, such as those of one token: `csrc/pybind/small_calls.h` runs their kernel directly.
+"""Calls that `csrc/pybind/small_calls.h` checks and runs directly: with a few rows on the CPU, of any size on CUDA.
 
 Such a call takes microseconds, of which checks in Python and torch's dispatcher would take most. The functions of C
 return None for arguments that they do not take; the caller then takes the general path, which raises the error
@@ -14,14 +14,15 @@ from torch import Tensor, nn
 
 from .. import torch_state
 from ..backend import loader
+from ..device_constants import releases_with
 from ..encodings import resolve
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..reference.tiles import accumulation
-from . import grid_rows
+from . import dropout, grid_rows
 from .add import AddArguments
 from .grid_add import GridAdd
-from .plans import pack_plan
+from .plans import CPU, pack_plan
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -38,9 +39,15 @@ def call(name: str, *arguments: Any) -> Tensor | None:
     return result
 
 
-def _plan(encoding: Any, dim: int) -> tuple[Tensor, int, int, int] | None:
-    """The packed plan of an `encoding` argument for `dim` channels: (tensor, address, number of elements, start of the
-    encoding); None if the kernels do not support it. For a dim of 0 the argument must be an Encoding."""
+def _device(index: int) -> torch.device:
+    """The CUDA device of this number; the CPU for -1."""
+    return CPU if index < 0 else torch.device("cuda", index)
+
+
+def _plan(encoding: Any, dim: int, device: int) -> tuple[Tensor, int, int, int, int] | None:
+    """The packed plan of an `encoding` argument for `dim` channels: (tensor, address, number of elements, number of
+    channels, start of the encoding); None if the kernels do not support it. For a dim of 0 the argument must be an
+    Encoding."""
     if dim and (encoding is None or type(encoding) is str):
         try:
             encoding = None if resolve.is_grid(encoding) else resolve.encoding(encoding, dim)
@@ -48,8 +55,12 @@ def _plan(encoding: Any, dim: int) -> tuple[Tensor, int, int, int] | None:
             return None
     if type(encoding) is not Encoding or encoding.angle != "exact" or encoding.dim != (dim or encoding.dim):
         return None
-    packed_plan = pack_plan(encoding)
-    return packed_plan, packed_plan.data_ptr(), packed_plan.numel(), encoding.start
+    packed_plan = pack_plan(encoding, _device(device))
+    return packed_plan, packed_plan.data_ptr(), packed_plan.numel(), encoding.dim, encoding.start
+
+
+def _draw_seed(device: int) -> int:
+    return dropout.draw(_device(device))
 
 
 def _grid(given: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -71,19 +82,21 @@ def _grid(given: tuple[Any, ...]) -> tuple[Any, ...] | None:
     if not is_supported or (form.extra and form.rows_at[0] != x.dim() - 2):
         return None
     lengths, acc = tuple(form.lengths), accumulation(x.dtype)
+    if x.is_cuda and not grid_rows.are_cached(call.grid, lengths, call.starts, x.device):
+        return None
     view = view.transpose(-1, -2) if by_channels else view
     try:
         view = view.view(-1, *view.shape[-2:])
     except RuntimeError:  # its samples are not evenly spaced
         return None
-    if by_channels:  # a table of all points, whose channels stand for the points of an axis: nothing is left to combine
+    if by_channels and x.is_cpu:  # a table of all points, so that nothing is left to combine
         value, dim = call.grid_given
         rows = grid_rows.table(value, dim, lengths, call.starts, acc, x.device).reshape(-1, dim).t().contiguous()
         whole = GridEncoding((grid_rows.zero_encoding(form.points),))
         packed = grid_rows.pack_grid(whole, (dim,), False, x.device)
     else:
-        rows = grid_rows.values(call.grid, lengths, call.starts, acc, x.device, None, False)
-        packed = grid_rows.pack_grid(call.grid, lengths, False, x.device)
+        rows = grid_rows.values(call.grid, lengths, call.starts, acc, x.device, None, by_channels)
+        packed = grid_rows.pack_grid(call.grid, lengths, by_channels, x.device)
     operands = packed.data_ptr(), packed.numel(), rows.data_ptr(), rows.numel()
     return (packed, rows), *operands, tuple(view.shape), view.stride(), form.extra
 
@@ -106,7 +119,8 @@ def set_up(module: Any) -> bool:
     )
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     conditions = torch_state.CONDITIONS, torch_state.VARIABLES, torch_state.is_intercepted
-    is_usable: bool = exchange is not None and module.set_up(exchange, *of_torch, *conditions, _plan, _grid)
+    is_usable: bool = exchange is not None and module.set_up(exchange, *of_torch, *conditions, _plan, _grid, _draw_seed)
     if is_usable:
         torch_state.use_compiled(module.is_intercepted)
+        releases_with(module.forget)
     return is_usable

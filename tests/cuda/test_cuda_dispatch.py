@@ -349,7 +349,7 @@ def test_constants_are_copied_once_and_not_during_capture(monkeypatch: pytest.Mo
     monkeypatch.setattr(device_constants, "_copies", {})
     monkeypatch.setattr(device_constants, "_captured", {})
     monkeypatch.setattr(device_constants, "MAX_COPIES", 8)
-    monkeypatch.setattr(device_constants, "_is_capturing", lambda device: False)
+    monkeypatch.setattr(device_constants, "is_capturing", lambda device: False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
     place = torch.device("cpu", 0)
@@ -359,11 +359,11 @@ def test_constants_are_copied_once_and_not_during_capture(monkeypatch: pytest.Mo
 
     first = constant(0)
     assert constant(0) is first and made == [0]
-    monkeypatch.setattr(device_constants, "_is_capturing", lambda device: True)
+    monkeypatch.setattr(device_constants, "is_capturing", lambda device: True)
     assert constant(0) is first and list(device_constants._captured.values()) == [first]
     with pytest.raises(RuntimeError, match="encoding: run one warm-up call on cpu:0 before CUDA graph capture"):
         constant(1)
-    monkeypatch.setattr(device_constants, "_is_capturing", lambda device: False)
+    monkeypatch.setattr(device_constants, "is_capturing", lambda device: False)
     for key in range(1, 9):
         constant(key)
     assert waits == [place] and len(device_constants._copies) == 5  # the older half was removed
@@ -388,7 +388,7 @@ def test_capture_is_checked_on_the_device_of_the_tensor(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[-1] == 1)
-    assert [device_constants._is_capturing(torch.device("cuda", index)) for index in (0, 1)] == [False, True]
+    assert [device_constants.is_capturing(torch.device("cuda", index)) for index in (0, 1)] == [False, True]
     assert current == [0]
 
 

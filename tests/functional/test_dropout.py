@@ -170,6 +170,8 @@ QUIET: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("call", QUIET.values(), ids=QUIET)
 def test_generator_advances_only_if_needed(call: Callable[[], object], backend: str) -> None:
+    if call is QUIET["invalid id"] and torch.ops.sinpe_ext.cpu_isa() == "emulated":
+        pytest.skip("CUDA kernels do not check ids: such a row is NaN (docs/cuda.md)")
     before = torch.get_rng_state()
     call()
     assert torch.equal(torch.get_rng_state(), before)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from add_forms import BACKENDS, FORMS, check_form
+from add_forms import BACKENDS, FORMS, check_form, use
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import (
@@ -90,7 +90,7 @@ def test_backward(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, f
     learned = draw(st.booleans())
     found = {}
     for backend in BACKENDS:
-        with sinpe.use_backend(backend):
+        with use(backend):
             mine, factor = x.detach().clone().requires_grad_(), alpha.clone().requires_grad_(learned)
             inputs, arguments = [mine, factor] if learned else [mine], dict(row.arguments)
             if real:
@@ -164,7 +164,7 @@ def test_rows_of_parts_equal_rows_of_whole(encoding: Encoding, data: st.DataObje
     scale, alpha = draw(st.sampled_from(FACTORS)), draw(alphas())
     cut = draw(st.integers(0, length))
     given = {"scale": scale, "alpha": alpha}
-    with sinpe.use_backend(draw(st.sampled_from(BACKENDS))):
+    with use(draw(st.sampled_from(BACKENDS))):
         whole = sinpe.add(x, encoding, start=start, **given)
         halves = [sinpe.add(x[:, :cut], encoding, start=start, **given)]
         halves.append(sinpe.add(x[:, cut:], encoding, start=start + cut, **given))

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from add_forms import BACKENDS, use
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import (
@@ -29,7 +30,6 @@ import sinpe_ext as sinpe
 from sinpe_ext import Encoding
 
 pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("need_kernels")]
-BACKENDS = ("compiled", "eager")
 IDS = (torch.int64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -119,7 +119,7 @@ def test_embed(encoding: Encoding, data: st.DataObject, dtype: torch.dtype) -> N
     case = (of, row, dropout, padding, draw(st.sampled_from(FACTORS)), draw(st.booleans()))
     alpha, before, results = draw(alphas()), memory.clone(), {}
     for backend in BACKENDS:
-        with sinpe.use_backend(backend), torch.inference_mode(draw(st.booleans())):
+        with use(backend), torch.inference_mode(draw(st.booleans())):
             pe = sinpe.encode(row.at, encoding, dtype=acc_of(dtype))
             looked_up = weight[of.ids.long()].permute(of.order)
             mask = mask_of(of, padding, row.mask)
@@ -145,7 +145,7 @@ def test_backward(encoding: Encoding, data: st.DataObject, dtype: torch.dtype) -
     alpha = torch.tensor(draw(st.sampled_from((1.0, 0.3, -2.0))), dtype=draw(st.sampled_from(DTYPES[::3])))
     results = {}
     for backend in BACKENDS:
-        with sinpe.use_backend(backend):
+        with use(backend):
             mine, factor = weight.detach().clone().requires_grad_(), alpha.clone().requires_grad_()
             to_weight, to_alpha = torch.autograd.grad(forward(case, mine, encoding, factor), (mine, factor), grad)
             results[backend] = to_weight

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from add_forms import BACKENDS, FORMS, check_form
+from add_forms import BACKENDS, FORMS, check_form, use
 from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 from oracles import (
@@ -118,7 +118,7 @@ def test_table_and_encode(grid: GridEncoding, data: st.DataObject, dtype: torch.
     places = draw(coordinates((*draw(st.lists(st.integers(0, 5), max_size=2)), n)))
     results = {}
     for backend in BACKENDS:
-        with sinpe.use_backend(backend):
+        with use(backend):
             want = truth(grid, implicit(grid, lengths, starts), dtype)
             want = want.reshape(-1, grid.dim) if math.prod(lengths) else want.reshape(0, grid.dim)
             want = torch.cat([want.new_zeros(extra, grid.dim), want]).reshape(shape)
@@ -270,7 +270,7 @@ def test_backward(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype, c
     given = at.arguments.get("positions", torch.zeros(0, dtype=torch.int64))
     moves = given.is_floating_point() and bool((given.abs() < 2**20).all())
     for backend in BACKENDS:
-        with sinpe.use_backend(backend):
+        with use(backend):
             mine = x.detach().clone().requires_grad_()
             alpha = torch.tensor([ALPHA], dtype=draw(st.sampled_from(DTYPES[::3])), requires_grad=True)
             arguments = dict(form.arguments, scale=scale, alpha=alpha, **at.arguments, **dropout.arguments())
