@@ -150,9 +150,8 @@ def example(name: str) -> str:
     elif name in TIMESTEPS:
         t = "[0.0, 0.99839]" if name == "flux" else "[0.0, 998.39]"
         lines += [f'sinpe.TimestepEncoding({dim}, encoding="{name}")(torch.tensor({t}))']
-        lines += [f'sinpe.encode(torch.tensor(1.0), "{name}", dim=5)']
     else:
-        lines += [f"sinpe.table(2, {named})", f'sinpe.table(2, "{name}", dim=5)[1]']
+        lines.append(f"sinpe.table(2, {named})")
     return session(*lines)
 
 
@@ -174,24 +173,23 @@ def entries(names: tuple[str, ...]) -> str:
 
 
 def index() -> str:
-    """Tables of code, name and description, one for each kind."""
+    """A table of kind, code, name and description."""
     every: dict[str, Any] = {**CATALOGUE, **GRIDS}
     assert not any("|" in entry.code + entry.description for entry in every.values()), "a cell cannot hold |"
     kinds = {
-        "Sequences": SEQUENCES,
-        "Timesteps": TIMESTEPS,
-        "Images": tuple(name for name in GRIDS if name.endswith("2d")),
-        "Videos and volumes": tuple(name for name in GRIDS if name.endswith("3d")),
-        "Points": POINTS,
+        "sequence": SEQUENCES,
+        "timesteps": TIMESTEPS,
+        "image": tuple(name for name in GRIDS if name.endswith("2d")),
+        "video, volume": tuple(name for name in GRIDS if name.endswith("3d")),
+        "points": POINTS,
     }
     assert sorted(name for names in kinds.values() for name in names) == sorted(every)
-    tables = []
-    for kind, names in kinds.items():
-        lines = [f"| `{every[name].code}` | [{name}](#{name}) | {every[name].description} |" for name in names]
-        tables.append(
-            f"{kind}:\n\n| if your code contains | convention | description |\n|---|---|---|\n" + "\n".join(lines)
-        )
-    return "\n" + "\n\n".join(tables) + "\n"
+    lines = [
+        f"| {kind} | `{every[name].code}` | [{name}](#{name}) | {every[name].description} |"
+        for kind, names in kinds.items()
+        for name in names
+    ]
+    return "\n".join(["\n| kind | if your code contains | convention | description |", "|---|---|---|---|", *lines, ""])
 
 
 PARTS: dict[str, Callable[[], str]] = {
