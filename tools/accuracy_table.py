@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import hashlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,8 +33,7 @@ ROWS = 4096  # rows compared at a time
 WINDOW = 32
 RANGES: dict[str, list[float]] = {
     "0 to 31": list(range(WINDOW)),
-    **{f"{last:,} and 31 before": list(range(last - 31, last + 1)) for last in (1000, 10_000, 100_000, 1_000_000)},
-    "2^24 + 1 and 31 before": list(range(2**24 - 30, 2**24 + 2)),
+    **{f"{last:,} and 31 before": list(range(last - 31, last + 1)) for last in (1000, 1_000_000)},
     "2^31 - 1 and 31 before": list(range(2**31 - 32, 2**31)),
     "closest to a zero (4)": [position for dim, position, _ in ulp.CLOSEST if dim == DIM],
     "32 fractions in 0 to 1000": np.random.default_rng(0).uniform(0, 1000, WINDOW).astype(np.float32).tolist(),
@@ -107,14 +105,6 @@ def table() -> Iterator[str]:
             yield f"| {short} | all below {LONG:,} | {reports[0].entries:,} | {' | '.join(map(cell, reports))} |"
 
 
-def digests() -> Iterator[str]:
-    for backend in backends():
-        with sinpe.use_backend(backend):
-            rows = sinpe.table(LONG, DIM).numpy().astype("<f4", copy=False)
-        digest = hashlib.sha256(rows.data).hexdigest()
-        yield f"SHA-256 of `sinpe.table({LONG}, {DIM})`, float32, little-endian, {backend}: `{digest}`\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="also write the table to docs/accuracy.md")
@@ -122,9 +112,7 @@ def main() -> None:
     info = sinpe.backend_info()
     facts = f"{datetime.date.today()}, commit {commit()}, torch {info.torch}, {DIM} channels, "
     facts += f"instruction set {info.instruction_set}."
-    text = "\n".join(
-        [f"Produced by `python tools/accuracy_table.py` on {facts}", "", *table(), "", *digests()]
-    ).rstrip()
+    text = "\n".join([f"Produced by `python tools/accuracy_table.py` on {facts}", "", *table()])
     print(text)
     if write:
         PAGE.write_text(page_parts.replace(PAGE.read_text(encoding="utf-8"), {PART: text}), encoding="utf-8")

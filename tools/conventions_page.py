@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,14 +35,8 @@ DIMS = {"cogvideo3d": 16, "t2t2d": 10, "multidim2d": 10, "multidim3d": 16, "mona
 PLACES = 64  # rows of a picture
 UNIT = ("flux", *POINTS)  # drawn at 64 places of 0..1
 
-ODD = {
-    "truncate": "An odd dim ends with a sine; code that does not drop a cosine, such as the PyTorch tutorial's, fails.",
-    "pad": "An odd dim is the even one below it plus a zero channel; some users, such as Whisper, refuse it.",
-    "round": "An odd dim is the even one above it without its last channel.",
-}
 
-
-def call(name: str, dim: int | str) -> str:
+def call(name: str, dim: int) -> str:
     """The line of code that a reader writes."""
     return f'sinpe.convention("{name}", {dim})'
 
@@ -92,14 +87,10 @@ def accepted(name: str) -> list[int]:
 
 
 def dims_of(name: str) -> str:
-    """A sentence about the dims that a convention accepts, and about odd dims."""
-    dims = accepted(name)
+    """A sentence about the dims that a grid accepts; all others accept any."""
     if name not in GRIDS:
-        found = sinpe.convention(name, 9)
-        divided = (
-            " The exponent is divided by the odd dim." if found.odd == "truncate" and not found.exponent_dim else ""
-        )
-        return ODD[found.odd] + divided
+        return ""
+    dims = accepted(name)
     for step in range(1, dims[0] + 1):
         if dims == list(range(dims[0], 65, step)) and dims[0] in (1, step):
             return "Any number of channels." if step == 1 else f"The number of channels is a multiple of {step}."
@@ -136,8 +127,8 @@ def same_numbers() -> dict[str, str]:
 
 def sentence(text: str) -> str:
     """A description as a sentence; a name at its start is quoted, not capitalized."""
-    first, _, rest = text.partition(" ")
-    return f"`{first}` {rest}." if first.strip(",") in NAMES else f"{text[0].upper()}{text[1:]}."
+    word = re.split(r"\W", text, maxsplit=1)[0]
+    return f"`{word}`{text[len(word) :]}." if word in NAMES else f"{text[0].upper()}{text[1:]}."
 
 
 def _names(names: list[str]) -> str:
@@ -147,21 +138,20 @@ def _names(names: list[str]) -> str:
 def example(name: str) -> str:
     dim = DIMS.get(name, DIM)
     line = call(name, dim)
-    lines = [f"encoding = {line}", "encoding"]
+    lines, named = [line], f'"{name}", dim={dim}'
     if name in GRIDS:
         shape = lengths(name, 2)
-        steps = "" if len(shape) == 2 else "[[0, 1, 2, 4]]"  # one step along each axis
-        lines.append(f"sinpe.table({shape}, encoding, flatten=True){steps}")
+        steps = "[:3]" if len(shape) == 2 else "[[0, 1, 2, 4]]"  # one step along each axis
+        lines.append(f"sinpe.table({shape}, {named}, flatten=True){steps}")
     elif name in POINTS:
         points = line.replace(str(dim), "12, axes=3")
-        lines += ["sinpe.encode(torch.tensor([0.0, 0.1]), encoding)"]
+        lines += [f"sinpe.encode(torch.tensor([0.0, 0.1]), {named})"]
         lines += [f"sinpe.encode(torch.tensor([[0.1, 0.2, 0.3]]), {points})"]
     elif name in TIMESTEPS:
         t = "[0.0, 0.99839]" if name == "flux" else "[0.0, 998.39]"
         lines += [f'sinpe.TimestepEncoding({dim}, encoding="{name}")(torch.tensor({t}))']
-        lines += [f"sinpe.encode(torch.tensor(1.0), {call(name, 5)})"]
     else:
-        lines += ["sinpe.table(3, encoding)", f"sinpe.table(2, {call(name, 5)})[1]"]
+        lines.append(f"sinpe.table(2, {named})")
     return session(*lines)
 
 
@@ -173,35 +163,33 @@ def entries(names: tuple[str, ...]) -> str:
         entry: Any = CATALOGUE.get(name) or GRIDS[name]
         sections.append(
             f"### {name}\n\n"
-            f"{sentence(entry.description)} Used by {entry.users}.\n\n"
+            f"{' '.join(filter(None, [sentence(entry.description), dims_of(name), same[name]]))} "
+            f"Used by {entry.users}.\n\n"
             f"```text\n{entry.formula}\n```\n\n"
             f"![{name}](images/conventions/{name}.png)\n\n"
-            f"If your code contains `{entry.code}`, use `{call(name, 'd')}`. "
-            f"{' '.join(filter(None, [dims_of(name), same[name]]))}\n\n"
             f"{example(name)}"
         )
     return "\n" + "\n".join(sections)
 
 
 def index() -> str:
-    """Tables of code, name and description, one for each kind."""
+    """A table of kind, code, name and description."""
     every: dict[str, Any] = {**CATALOGUE, **GRIDS}
     assert not any("|" in entry.code + entry.description for entry in every.values()), "a cell cannot hold |"
     kinds = {
-        "Sequences": SEQUENCES,
-        "Timesteps": TIMESTEPS,
-        "Images": tuple(name for name in GRIDS if name.endswith("2d")),
-        "Videos and volumes": tuple(name for name in GRIDS if name.endswith("3d")),
-        "Points": POINTS,
+        "sequence": SEQUENCES,
+        "timesteps": TIMESTEPS,
+        "image": tuple(name for name in GRIDS if name.endswith("2d")),
+        "video, volume": tuple(name for name in GRIDS if name.endswith("3d")),
+        "points": POINTS,
     }
     assert sorted(name for names in kinds.values() for name in names) == sorted(every)
-    tables = []
-    for kind, names in kinds.items():
-        lines = [f"| `{every[name].code}` | [{name}](#{name}) | {every[name].description} |" for name in names]
-        tables.append(
-            f"{kind}:\n\n| if your code contains | convention | description |\n|---|---|---|\n" + "\n".join(lines)
-        )
-    return "\n" + "\n\n".join(tables) + "\n"
+    lines = [
+        f"| {kind} | `{every[name].code}` | [{name}](#{name}) | {every[name].description} |"
+        for kind, names in kinds.items()
+        for name in names
+    ]
+    return "\n".join(["\n| kind | if your code contains | convention | description |", "|---|---|---|---|", *lines, ""])
 
 
 PARTS: dict[str, Callable[[], str]] = {

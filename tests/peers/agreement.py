@@ -82,12 +82,16 @@ def compare(
 
 
 def markdown() -> str:
-    """The record as a Markdown table."""
+    """The record as a Markdown table; functions of a library with equal results share a row."""
     heads = ["library", "function", "convention", "entries", "exact, largest difference"]
     heads += ["mode", "equal bits", "largest difference", "in ULP of the angle"]
-    rows = [heads, ["---"] * len(heads)]
+    alike: dict[tuple[str, ...], list[tuple[str, int]]] = {}  # functions and entries of each result
     for (library, what, convention, mode), line in RECORD.items():
         share = "all" if line.equal == line.entries else f"{100 * line.equal / line.entries:.2f} %"
-        rows.append([library, what, convention, str(line.entries), f"{line.exact:.2g}"])
-        rows[-1] += [mode, share, f"{line.difference:.2g}", f"{line.ulp:.2g}"]
+        result = f"{line.exact:.2g}", mode, share, f"{line.difference:.2g}", f"{line.ulp:.2g}"
+        alike.setdefault((library, convention, *result), []).append((what, line.entries))
+    rows = [heads, ["---"] * len(heads)]
+    for (library, convention, *rest), found in alike.items():
+        what, entries = ", ".join(name for name, _ in found), sum(count for _, count in found)
+        rows.append([library, what, convention, str(entries), *rest])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
