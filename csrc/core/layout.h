@@ -170,6 +170,11 @@ struct Shape {
   int64_t elements() const { return batch * middle * rows * dim; }
 };
 
+// The address range of out, which has the shape of x.
+inline Span span_of_out(const sinpe_add_arguments& a) {
+  return Span(a.out, a.sizes, a.out_strides, a.rank, size_of(a.dtype));
+}
+
 // Whether the output memory overlaps none of the operands that determine how elements are computed: the packed plan or
 // grid, the positions, the padding mask and the RNG offsets. Kernels read these again after the checks, while they
 // write.

@@ -38,11 +38,6 @@ inline sinpe_status check_arguments(const Plan& plan, const sinpe_add_arguments&
   return SINPE_OK;
 }
 
-// The address range of out, which has the shape of x.
-inline Span span_of_out(const sinpe_add_arguments& a) {
-  return Span(a.out, a.sizes, a.out_strides, a.rank, size_of(a.dtype));
-}
-
 // Positions of the rows of one batch element.
 class Positions {
  public:

@@ -44,7 +44,7 @@ sinpe_status sinpe::cuda::add(const DevicePlan& plan, const sinpe_add_arguments&
   bool empty;
   const sinpe_status status = check(plan, a, &empty);
   if (status != SINPE_OK || empty) return status;
-  if (a.x == nullptr) return SINPE_BAD_ARGUMENT;
+  if (a.x == nullptr || !has_no_overlap(span_of_out(a), plan.packed, plan.n_words, a)) return SINPE_BAD_ARGUMENT;
   const bool few = are_few(a);
   sinpe_add_arguments flat;
   if (!few && flatten(a, &flat)) {

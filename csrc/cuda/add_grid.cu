@@ -14,6 +14,8 @@ sinpe_status sinpe::cuda::add_grid(const DevicePlan& grid, const void* values, i
   const sinpe_status status = check(grid, a, &empty);
   if (status != SINPE_OK || empty) return status;
   if (a.x == nullptr || n_values < 0 || (n_values > 0 && values == nullptr)) return SINPE_BAD_ARGUMENT;
+  const Span written = span_of_out(a), axes(values, n_values, a.dtype == SINPE_FLOAT64 ? 8 : 4);
+  if (!has_no_overlap(written, grid.packed, grid.n_words, a) || written.overlaps(axes)) return SINPE_BAD_ARGUMENT;
   const Data s = data_of(a, scalars);
   const GridValues from{values, n_values, a.sizes[a.rank - 2], a.padding_mask != nullptr};
   return with_type(a.dtype, [&](auto type) {

@@ -9,5 +9,7 @@ sinpe_status sinpe::cuda::table(const DevicePlan& plan, int64_t start, int64_t l
   a.start = start;
   bool empty;
   const sinpe_status status = check(plan, a, &empty);
-  return status != SINPE_OK || empty ? status : run_rows<PositionKind::kConsecutive, false>(plan, a, {}, stream);
+  if (status != SINPE_OK || empty) return status;
+  if (!has_no_overlap(span_of_out(a), plan.packed, plan.n_words, a)) return SINPE_BAD_ARGUMENT;
+  return run_rows<PositionKind::kConsecutive, false>(plan, a, {}, stream);
 }

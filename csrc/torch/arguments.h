@@ -3,8 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
-#include <initializer_list>
 #include <utility>
 
 #include "core/layout.h"
@@ -84,47 +82,6 @@ inline sinpe_add_arguments arguments_of(const Device& device, const Tensor& x, c
   a.scale = scale;
   a.alpha = 1.0;
   a.start = start;
-  return a;
-}
-
-// Checks that no two elements of an `out` share memory (no internal overlap), like sinpe_ext/operations/memory.py: two
-// threads may write them concurrently.
-inline void expect_no_internal_overlap(const Tensor& out) {
-  if (out.numel() == 0) return;
-  const auto sizes = out.sizes(), strides = out.strides();
-  std::array<std::pair<int64_t, int64_t>, SINPE_MAX_RANK> steps;
-  size_t n = 0;
-  for (size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d] > 1) steps[n++] = {strides[d], sizes[d]};
-  }
-  std::sort(steps.begin(), steps.begin() + static_cast<std::ptrdiff_t>(n));
-  int64_t reach = 0;
-  for (size_t k = 0; k < n; ++k) {
-    expect(steps[k].first > reach, "out: expected one memory location for each element, got stride ", steps[k].first,
-           ", where more than one element refers to a single memory location; clone() it first");
-    reach += (steps[k].second - 1) * steps[k].first;
-  }
-}
-
-// Checks that `out` overlaps none of the operands that determine how elements are computed, like
-// sinpe_ext/operations/memory.py: kernels read them again after the checks, while they write.
-inline void expect_no_overlap(const Tensor& out, std::initializer_list<std::pair<const char*, Optional>> operands) {
-  const auto span = [](const Tensor& t) {
-    return sinpe::Span(t.const_data_ptr(), t.sizes().data(), t.strides().data(), static_cast<int>(t.dim()),
-                       static_cast<int64_t>(t.element_size()));
-  };
-  for (const auto& [name, operand] : operands) {
-    expect(!operand.has_value() || !span(out).overlaps(span(*operand)), name,
-           ": expected memory apart from the tensor that is written to, got one that shares some with it; clone() ",
-           name, " first");
-  }
-}
-
-// arguments_of for an `out` that the caller provided.
-inline sinpe_add_arguments out_arguments_of(const Device& device, const Tensor& x, const Tensor& out, double scale,
-                                            int64_t start) {
-  const sinpe_add_arguments a = arguments_of(device, x, out, scale, start);
-  expect_no_internal_overlap(out);
   return a;
 }
 

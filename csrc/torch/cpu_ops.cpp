@@ -53,7 +53,7 @@ struct Call {
     expect(status != SINPE_BAD_PLAN, "grid: expected the words of a grid over ", n_values,
            " values, got others; pass sinpe_ext.operations.grid_rows.pack_grid(...)");
     expect(status != SINPE_BAD_ARGUMENT, "x: expected the places and channels of the grid, without a padding_mask ",
-           "where it is one by channels, got other sizes");
+           "where it is one by channels, got other sizes, or an out that overlaps an operand");
     check_status(status);
   }
   void dropout(const sinpe_add_arguments& a) const { check_status(sinpe_dropout(&a)); }

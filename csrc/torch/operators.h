@@ -34,7 +34,6 @@ struct Operators {
 
   static void table_out(const Tensor& plan, int64_t start, Tensor out) {
     const Call call("plan", plan);
-    expect_no_overlap(out, {{"plan", plan}});
     const int64_t stride = table_stride(call.device, out);
     const auto packed_plan = call.plan(plan, out.size(1));
     call.expect_dim(packed_plan, out.size(1));
@@ -70,10 +69,7 @@ struct Operators {
                       Optional seed, int64_t start, bool positions_are_starts, double scale, int64_t drop_threshold,
                       Integers rng_offsets, Tensor out) {
     Call call("x", x);
-    sinpe_add_arguments a = out_arguments_of(call.device, x, out, scale, start);
-    expect_no_overlap(
-        out,
-        {{"plan", plan}, {"positions", positions}, {"padding_mask", padding_mask}, {"alpha", alpha}, {"seed", seed}});
+    sinpe_add_arguments a = arguments_of(call.device, x, out, scale, start);
     call.set_alpha(alpha, &a);
     a.dropout = dropout_of(&call, seed, drop_threshold, rng_offsets, a.sizes, x.dim());
     set_rows(call.device, &a, positions, padding_mask, positions_are_starts);
@@ -83,8 +79,7 @@ struct Operators {
   static void add_grid_out(const Tensor& x, const Tensor& values, const Tensor& grid, Optional padding_mask,
                            Optional seed, double scale, int64_t drop_threshold, Integers rng_offsets, Tensor out) {
     Call call("x", x);
-    sinpe_add_arguments a = out_arguments_of(call.device, x, out, scale, 0);
-    expect_no_overlap(out, {{"grid", grid}, {"values", values}, {"padding_mask", padding_mask}, {"seed", seed}});
+    sinpe_add_arguments a = arguments_of(call.device, x, out, scale, 0);
     a.dropout = dropout_of(&call, seed, drop_threshold, rng_offsets, a.sizes, x.dim());
     set_rows(call.device, &a, std::nullopt, padding_mask, false);
     const void* from = grid_values_of(call.device, values, a.dtype);

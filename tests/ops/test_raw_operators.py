@@ -93,20 +93,6 @@ def test_positions_and_masks_of_another_length_are_rejected(length: int) -> None
             op("add_out")(x(), words(), *operands, *NONE, *ROWS, 1.0, 0, [], x())
 
 
-@pytest.mark.bad_input(12, "compiled")
-@pytest.mark.parametrize("name", ["add_out", "table_out"])
-@pytest.mark.parametrize("view", ["expanded", "overlapping"])
-def test_out_with_internal_overlap_is_rejected(name: str, view: str) -> None:
-    out = x(1, S, D).expand(B, S, D) if view == "expanded" else torch.zeros(100).as_strided((B, S, D), (16, D, 1))
-    arguments: dict[str, tuple[Any, ...]] = {
-        "add_out": (x(), words(), *NONE, *NONE, *ROWS, 1.0, 0, [], out),
-        "table_out": (words(), 0, out[:, 0] if view == "expanded" else torch.zeros(99).as_strided((S, D), (D - 1, 1))),
-    }
-    with pytest.raises(RuntimeError, match="more than one element|does not fit"):
-        op(name)(*arguments[name])
-    assert not bool((out != (1 if view == "expanded" else 0)).any())
-
-
 def shared(dtype: torch.dtype, *shape: int) -> tuple[Tensor, Tensor]:
     """An operand, and an x in the same memory."""
     memory = torch.ones(2 * B * S * D)
@@ -129,7 +115,6 @@ def overlaps() -> dict[str, tuple[str, tuple[Any, ...], Tensor]]:
     mask, x_mask = shared(torch.bool, 1, S)
     plan, x_plan = over_words(words())
     grid, x_grid = over_words(words_of_grid)
-    seed, x_seed = shared(torch.int64, 1)
     both, x_values = shared(torch.float32, values.numel())
     return {
         "plan": ("add_out", (x(), plan, *NONE, *NONE, *ROWS, 1.0, 0, [], x_plan), plan),
@@ -137,7 +122,6 @@ def overlaps() -> dict[str, tuple[str, tuple[Any, ...], Tensor]]:
         "positions": ("add_out", (x(), words(), positions, None, *NONE, *ROWS, 1.0, 0, [], x_positions), positions),
         "starts": ("add_out", (x(), words(), starts, None, *NONE, 0, True, 1.0, 0, [], x_starts), starts),
         "padding_mask": ("add_out", (x(), words(), None, mask, *NONE, *ROWS, 1.0, 0, [], x_mask), mask),
-        "seed": ("add_out", (x(), words(), *NONE, None, seed, *ROWS, 1.0, 9, [], x_seed), seed),
         "grid": ("add_grid_out", (x(), values, grid, None, None, 1.0, 0, [], x_grid), grid),
         "values": ("add_grid_out", (x(), both, words_of_grid, None, None, 1.0, 0, [], x_values), both),
         "mask of a grid": ("add_grid_out", (x(), values, words_of_grid, mask, None, 1.0, 0, [], x_mask), mask),
@@ -150,8 +134,7 @@ def grid_operands() -> tuple[Tensor, Tensor]:
     return words, torch.ones(S * D)
 
 
-OVERLAPS = ["plan", "plan of a table", "positions", "starts", "padding_mask", "seed", "grid", "values",
-            "mask of a grid"]  # fmt: skip
+OVERLAPS = ["plan", "plan of a table", "positions", "starts", "padding_mask", "grid", "values", "mask of a grid"]
 
 
 @pytest.mark.bad_input(12, "compiled")
@@ -160,7 +143,7 @@ def test_out_overlapping_an_operand_is_rejected(operand: str) -> None:
     """The kernels read these again after the checks: an `out` over the grid crashed the process."""
     name, arguments, read = overlaps()[operand]
     before = read.clone()
-    with pytest.raises(RuntimeError, match=": expected memory apart from the tensor that is written to, got one that"):
+    with pytest.raises(RuntimeError, match="an out that overlaps an operand"):
         op(name)(*arguments)
     assert torch.equal(read, before)
     *rest, out = arguments
