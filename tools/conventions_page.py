@@ -71,35 +71,35 @@ def lengths(name: str, size: int) -> tuple[int, ...]:
 
 def rows(name: str, dim: int) -> torch.Tensor:
     """The values of a picture, of shape (64, dim)."""
-    found = sinpe.convention(name, dim)
+    convention = sinpe.convention(name, dim)
     if name in GRIDS:
-        return sinpe.table(lengths(name, round(PLACES ** (1 / found.ndim))), found, flatten=True)
+        return sinpe.table(lengths(name, round(PLACES ** (1 / convention.ndim))), convention, flatten=True)
     if name in UNIT:
-        return sinpe.encode(torch.linspace(0, 1, PLACES), found)
-    return sinpe.table(PLACES, found)
+        return sinpe.encode(torch.linspace(0, 1, PLACES), convention)
+    return sinpe.table(PLACES, convention)
 
 
 def accepted(name: str) -> list[int]:
     """The dims up to 64 that a convention accepts."""
-    found = []
+    dims = []
     for dim in range(1, 65):
         try:
             encoding(name, dim)
         except ValueError:
             continue
-        found.append(dim)
-    return found
+        dims.append(dim)
+    return dims
 
 
 def dims_of(name: str) -> str:
     """A sentence about the dims that a convention accepts, and about odd dims."""
     dims = accepted(name)
     if name not in GRIDS:
-        found = sinpe.convention(name, 9)
+        example = sinpe.convention(name, 9)
         divided = (
-            " The exponent is divided by the odd dim." if found.odd == "truncate" and not found.exponent_dim else ""
+            " The exponent is divided by the odd dim." if example.odd == "truncate" and not example.exponent_dim else ""
         )
-        return ODD[found.odd] + divided
+        return ODD[example.odd] + divided
     for step in range(1, dims[0] + 1):
         if dims == list(range(dims[0], 65, step)) and dims[0] in (1, step):
             return "Any number of channels." if step == 1 else f"The number of channels is a multiple of {step}."
