@@ -30,8 +30,8 @@ def missing() -> str:
     """The reason why CUDA cannot be measured here; empty if it can."""
     if not torch.cuda.is_available():
         return "no CUDA device is visible"
-    found = resolve("cuda")
-    return "" if found.backend == "compiled" else found.reason
+    backend = resolve("cuda")
+    return "" if backend.backend == "compiled" else backend.reason
 
 
 def place() -> Place:
@@ -48,14 +48,14 @@ def chosen(asked: Sequence[str]) -> list[Row]:
 
 def facts() -> dict[str, Any]:
     """The current device, and the library that computes on it."""
-    found, p = resolve("cuda"), torch.cuda.get_device_properties(torch.cuda.current_device())
+    backend, p = resolve("cuda"), torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
         "device": p.name,
         "capability": f"{p.major}.{p.minor}",
         "memory_bytes": p.total_memory,
         "l2_bytes": getattr(p, "L2_cache_size", None),
         "cuda": torch.version.cuda,
-        "how": found.how,
+        "how": backend.how,
         "elements": place().elements,
         "arithmetic": str(torch.ops.sinpe_ext.cuda_arithmetic.default()),
     }

@@ -34,13 +34,13 @@ LARGEST = 8.0  # of x + PE, x normally distributed
 
 def versions() -> dict[str, str]:
     """Versions of the installed libraries."""
-    found = {}
+    by_library = {}
     for library in LIBRARIES:
         try:
-            found[library] = version(library)
+            by_library[library] = version(library)
         except PackageNotFoundError:
             continue
-    return found
+    return by_library
 
 
 def load(library: str, name: str) -> Any:
@@ -55,10 +55,10 @@ def load(library: str, name: str) -> Any:
 
 def timm_sincos2d() -> Callable[..., Tensor]:
     """timm's build_sincos2d_pos_embed, loaded from its file, because `import timm` needs torchvision."""
-    found = importlib.util.find_spec("timm")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("timm")
+    if spec is None or spec.origin is None:
         raise Skipped("timm is not installed: pip install timm")
-    with _empty_packages(Path(found.origin).parent):
+    with _empty_packages(Path(spec.origin).parent):
         function: Callable[..., Tensor] = load("timm", "timm.layers.pos_embed_sincos").build_sincos2d_pos_embed
     return function
 

@@ -51,11 +51,11 @@ def machine() -> dict[str, Any]:
 
 def caches(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> dict[str, str]:
     """Cache sizes of the first core, from Linux: {"L1d": "32K", "L2": "1024K", ...}; empty elsewhere."""
-    found = {}
+    sizes = {}
     for index in sorted(folder.glob("index*")):
         level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
-        found["L" + level + {"Data": "d", "Instruction": "i"}.get(kind, "")] = size
-    return found
+        sizes["L" + level + {"Data": "d", "Instruction": "i"}.get(kind, "")] = size
+    return sizes
 
 
 def huge_pages() -> str | None:

@@ -41,19 +41,19 @@ def beyond(call: Callable[[], Any], kept: Sequence[Any]) -> int | None:
 
 def available() -> int | None:
     """Bytes available without swapping, if the system reports them."""
-    found = []
+    amounts = []
     try:
-        found.append(_field(Path("/proc/meminfo"), "MemAvailable"))
+        amounts.append(_field(Path("/proc/meminfo"), "MemAvailable"))
     except OSError:
         if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:  # all memory, not only what is free
-            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+            amounts.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
     try:
         limit, used = ((CGROUP / f"memory.{name}").read_text().strip() for name in ("max", "current"))
         if limit != "max":
-            found.append(max(0, int(limit) - int(used)))
+            amounts.append(max(0, int(limit) - int(used)))
     except OSError:
         pass
-    return min(found, default=None)
+    return min(amounts, default=None)
 
 
 def _status(name: str) -> int:

@@ -46,14 +46,14 @@ def drawable() -> bool:
     return True
 
 
-def after(found: Mapping[str, Any], path: Path | None, asked: str | None) -> str:
+def after(results: Mapping[str, Any], path: Path | None, asked: str | None) -> str:
     """Draw the figure of a run, to the requested path or next to the JSON; return the text to print."""
     where = Path(asked) if asked else path and path.with_suffix(".png")
-    if where is None or not any("ms" in entry for entry in found["sizes"]):
+    if where is None or not any("ms" in entry for entry in results["sizes"]):
         return ""
     if not drawable():
         return "no picture: matplotlib is not installed; `pip install matplotlib`, then --replot the JSON"
-    return f"drawn: {draw(found, where)}"
+    return f"drawn: {draw(results, where)}"
 
 
 def again(source: str, asked: str | None) -> str:
@@ -61,20 +61,20 @@ def again(source: str, asked: str | None) -> str:
     where = check(asked or Path(source).with_suffix(".png"))
     kind = "a result of `python -m benchmarks --sizes -o FILE.json`"
     try:
-        found = json.loads(Path(source).read_text(encoding="utf-8"))
-        if not timings(found):
+        results = json.loads(Path(source).read_text(encoding="utf-8"))
+        if not timings(results):
             raise Undrawn(f"replot: expected a result with sizes, got none in {source}; measure with --sizes")
-        return f"drawn: {draw(found, where)}"
+        return f"drawn: {draw(results, where)}"
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise Undrawn(f"replot: expected {kind}, got {source} ({error!r}); pass another") from None
 
 
-def draw(found: Mapping[str, Any], where: Path) -> Path:
+def draw(results: Mapping[str, Any], where: Path) -> Path:
     """One panel per case (columns) and per dtype and number of threads (rows)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    groups = lines_of_sizes(timings(found))
+    groups = lines_of_sizes(timings(results))
     cases, kinds = list(dict.fromkeys(key[0] for key in groups)), list(dict.fromkeys(key[1:] for key in groups))
     figure = Figure(figsize=(PANEL[0] * len(cases), PANEL[1] * len(kinds)), layout="constrained")
     FigureCanvasAgg(figure)
@@ -89,7 +89,7 @@ def draw(found: Mapping[str, Any], where: Path) -> Path:
             else:
                 ax.set_axis_off()
     figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), fontsize="small")
-    about = found["machine"]
+    about = results["machine"]
     figure.suptitle(f"{about['cpu']}, {plural(about['cores'], 'core')}, torch {about['torch']}, {about['date'][:10]}")
     try:
         figure.savefig(where, dpi=120)

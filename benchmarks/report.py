@@ -126,24 +126,24 @@ def lines_of_sizes(sizes: Sequence[dict[str, Any]]) -> dict[tuple[str, str, int]
 
 def flatness(sizes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """How far ours / floor varies from FLAT_FROM elements on, for each line of at least two such points."""
-    found = []
+    varying = []
     for (case, dtype, threads), entries in lines_of_sizes(sizes).items():
         ratios = [entry["ratio"] for entry in entries if "ms" in entry and entry["elements"] >= FLAT_FROM]
         if len(ratios) < 2:
             continue
         factor, target = max(ratios) / min(ratios), FLAT if dtype == "float32" else None
-        found.append(
+        varying.append(
             {"case": case, "title": entries[0]["title"], "dtype": dtype, "threads": threads, "least": min(ratios)}
             | {"most": max(ratios), "factor": factor, "target": target, "met": met(factor, target, most=True)}
         )
-    return found
+    return varying
 
 
-def report_sizes(found: Sequence[dict[str, Any]]) -> str:
+def report_sizes(measured: Sequence[dict[str, Any]]) -> str:
     """A table for each case, dtype and number of threads, and how far its ratios vary."""
     text = []
-    flat = {(entry["case"], entry["dtype"], entry["threads"]): entry for entry in flatness(found)}
-    for key, points in lines_of_sizes(found).items():
+    flat = {(entry["case"], entry["dtype"], entry["threads"]): entry for entry in flatness(measured)}
+    for key, points in lines_of_sizes(measured).items():
         text += ["", f"{plural(key[2], 'thread')}, nanoseconds per element:", aligned(sizes(points))]
         if key in flat:
             line = flat[key]
@@ -157,9 +157,9 @@ def report_sizes(found: Sequence[dict[str, Any]]) -> str:
     return "\n".join(text)
 
 
-def missed(found: Mapping[str, Any]) -> str:
+def missed(results: Mapping[str, Any]) -> str:
     """The last lines: every missed target, with its figure."""
-    verdicts = list(_verdicts(found))
+    verdicts = list(_verdicts(results))
     if not verdicts:
         return ""
     lost = [line for line, flag in verdicts if not flag]
@@ -168,9 +168,9 @@ def missed(found: Mapping[str, Any]) -> str:
     return "\n".join([f"\ntargets missed, {len(lost)} of {len(verdicts)}:", *(f"  {line}" for line in lost)])
 
 
-def _verdicts(found: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
+def _verdicts(results: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
     """Every measured target of a run: the line to print if it was missed, and whether it was met."""
-    for entry in found["rows"]:
+    for entry in results["rows"]:
         if entry.get("met") is not None:
             yield (
                 f"{entry['title']}: {entry['ratio']:.2f} x {entry['floor']}, target <= {entry['target']:g}",
@@ -180,11 +180,11 @@ def _verdicts(found: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
             if peer.get("met") is not None:
                 figure = f"{peer['name']} takes {peer['ratio']:.2f} x ours, target >= {peer['target']:g}"
                 yield f"{entry['title']}: {figure}", peer["met"]
-    for entry in found["processes"]:
+    for entry in results["processes"]:
         if entry.get("met") is not None:
             line = f"{entry['title']}: {entry['value']:.1f} {entry['unit']}, target <= {entry['target']:g}"
             yield line, entry["met"]
-    for entry in found["flatness"]:
+    for entry in results["flatness"]:
         if entry.get("met") is not None:
             where = f"{entry['title']} {entry['dtype']}, {plural(entry['threads'], 'thread')}"
             line = f"{where}: ours/floor varies by {entry['factor']:.2f} over the sizes, target <= {entry['target']:g}"

@@ -28,10 +28,10 @@ def shortened(value: Any) -> Any:
     return [shortened(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def written(found: Mapping[str, Any]) -> str:
+def written(results: Mapping[str, Any]) -> str:
     """The text of a results file: JSON with a line for each entry of a list."""
     parts = []
-    for name, value in shortened(found).items():
+    for name, value in shortened(results).items():
         if isinstance(value, list) and value:
             text = "[\n" + ",\n".join(f"  {json.dumps(item)}" for item in value) + "\n ]"
         else:
@@ -40,10 +40,10 @@ def written(found: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def write(path: Path | None, found: Mapping[str, Any]) -> None:
+def write(path: Path | None, results: Mapping[str, Any]) -> None:
     """Writes a results file atomically, so that an interrupted run leaves a complete file."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)  # the default folder; a folder given by the user exists
         whole = path.with_name(f"{path.name}.part")
-        whole.write_text(written(found))
+        whole.write_text(written(results))
         whole.replace(path)

@@ -148,51 +148,51 @@ def run(todo: Plan, options: argparse.Namespace) -> int:
     rounds, best = QUICK_ROUNDS if options.quick else ROUNDS, options.best
     points, quick = sweep.QUICK_ROUNDS if options.quick else sweep.ROUNDS, options.quick
     path = destination(options, facts, complete=todo.complete)
-    found: dict[str, Any] = {"machine": facts, "statistic": "best" if best else "median", "rows": [], "processes": []}
-    found |= {"sizes": [], "flatness": [], "cuda": None}
+    results: dict[str, Any] = {"machine": facts, "statistic": "best" if best else "median", "rows": [], "processes": []}
+    results |= {"sizes": [], "flatness": [], "cuda": None}
     if any(row.device == "cuda" for row, _ in todo.rows):
-        found["cuda"] = cuda_run.facts()
-        print(cuda_run.describe(found["cuda"]))
+        results["cuda"] = cuda_run.facts()
+        print(cuda_run.describe(results["cuda"]))
     with Progress(len(todo)) as progress:
         for row, count in todo.rows:
             varied = todo.several and not row.threads and row.device == "cpu"
             title = f"{row.title}, {plural(count, 'thread')}" if varied else row.title
             progress.step(title)
-            found["rows"].append({**measure(row, rounds, best=best, threads=count), "title": title})
+            results["rows"].append({**measure(row, rounds, best=best, threads=count), "title": title})
             if row.device == "cuda":
                 with contextlib.suppress(RuntimeError):  # of a device that an illegal access has made unusable
                     torch._dynamo.reset()  # the compiled peers keep their tensors
                     torch.cuda.empty_cache()
-            write(path, found)
+            write(path, results)
         for entry in todo.processes:
             progress.step(entry.title)
-            found["processes"].append(measure_process(entry))
-            write(path, found)
+            results["processes"].append(measure_process(entry))
+            write(path, results)
         for point in todo.points:
             progress.step(point.title)
-            found["sizes"].append(sweep.measure(point, points, best=best, compile=not quick))
-            found["flatness"] = flatness(found["sizes"])
-            write(path, found)
-    print(text(found))
+            results["sizes"].append(sweep.measure(point, points, best=best, compile=not quick))
+            results["flatness"] = flatness(results["sizes"])
+            write(path, results)
+    print(text(results))
     if todo.no_cuda:
         print(f"\nnothing measured on CUDA: {todo.no_cuda}")
     if path is not None:
         print(f"written: {path}")
-    drawn = picture.after(found, path, options.plot)
+    drawn = picture.after(results, path, options.plot)
     if drawn:
         print(drawn)
-    everything = [*found["rows"], *found["processes"], *found["sizes"]]
-    failed = any("error" in entry for entry in everything) or any(entry["peer_errors"] for entry in found["rows"])
+    everything = [*results["rows"], *results["processes"], *results["sizes"]]
+    failed = any("error" in entry for entry in everything) or any(entry["peer_errors"] for entry in results["rows"])
     return 1 if failed else 0  # a peer that cannot run is not compared with its target
 
 
-def text(found: dict[str, Any]) -> str:
+def text(results: dict[str, Any]) -> str:
     """The whole report."""
     parts = [
-        "\n" + aligned(timed(found["rows"])) if found["rows"] else "",
-        "\n" + aligned(processes(found["processes"])) if found["processes"] else "",
-        report_sizes(found["sizes"]) if found["sizes"] else "",
-        missed(found),
+        "\n" + aligned(timed(results["rows"])) if results["rows"] else "",
+        "\n" + aligned(processes(results["processes"])) if results["processes"] else "",
+        report_sizes(results["sizes"]) if results["sizes"] else "",
+        missed(results),
     ]
     return "\n".join(filter(None, parts))
 

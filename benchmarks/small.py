@@ -71,17 +71,17 @@ def add_cached(shape: tuple[int, int, int]) -> Subjects:
 def rows() -> tuple[Row, ...]:
     faster: dict[str, float | None] = {"naive float32 formula": 1.0}
     title = f"Fourier features ({VALUES // 256}, 3) x 128"
-    found = [Row("fourier", title, partial(fourier, 128), "torch.full", None, faster)]
+    bench_rows = [Row("fourier", title, partial(fourier, 128), "torch.full", None, faster)]
     for dim in (2, 4, 8, 16, 32, 64):
         for integers in (True, False):
             kind = "int64" if integers else "float32"
             title = f"encode {VALUES // dim} {kind} x {dim}"
             build = partial(encode, dim, integers=integers)
-            found.append(Row(f"encode_{dim}_{kind}", title, build, "torch.full", None, faster))
+            bench_rows.append(Row(f"encode_{dim}_{kind}", title, build, "torch.full", None, faster))
     for shape in ((1, 64, 768), (1, 196, 768), (8, 64, 768), (8, 196, 768), (32, 64, 768)):
         title = f"add {str(shape).replace(' ', '')}, out="
-        found.append(Row("add_{}_{}_{}".format(*shape), title, partial(add_cached, shape), "a stored table", None))
-    return tuple(found)
+        bench_rows.append(Row("add_{}_{}_{}".format(*shape), title, partial(add_cached, shape), "a stored table", None))
+    return tuple(bench_rows)
 
 
 SMALL_ROWS = rows()

@@ -193,8 +193,8 @@ def read_sizes(text: str) -> tuple[int, ...]:
     """Parse sizes such as "2^9,2**20,4096"; SIZES if empty; in increasing order."""
     sizes = set()
     for part in filter(None, text.replace(" ", "").split(",")):
-        found = re.fullmatch(r"2(?:\^|\*\*)(\d{1,2})|(\d{1,12})", part)
-        size = 0 if not found else 2 ** int(found[1]) if found[1] else int(found[2])
+        match = re.fullmatch(r"2(?:\^|\*\*)(\d{1,2})|(\d{1,12})", part)
+        size = 0 if not match else 2 ** int(match[1]) if match[1] else int(match[2])
         if not DIM <= size <= LARGEST or size & (size - 1):
             raise ValueError(
                 f"sizes: expected powers of two from {DIM} (one decode step) to {power(LARGEST)}, got {part!r}; write "

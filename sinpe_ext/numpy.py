@@ -243,22 +243,22 @@ def check_out(out: Any, shape: tuple[int, ...], name: str) -> None:
 
 def position_array(value: Any) -> NDArray[Any]:
     """Checks positions; returns them as int64 or as float32/float64 in native byte order."""
-    found = np.asarray(value)
-    kind = found.dtype.kind
-    if not found.size and not hasattr(value, "dtype"):
-        return found.astype(np.int64)  # NumPy makes [] float64
-    if kind == "u" and found.dtype.itemsize == 8 and found.size and found.max() > values.INT64_MAX:
-        raise ValueError(f"positions: expected values within int64, got {found.max()}; pass smaller positions")
+    array = np.asarray(value)
+    kind = array.dtype.kind
+    if not array.size and not hasattr(value, "dtype"):
+        return array.astype(np.int64)  # NumPy makes [] float64
+    if kind == "u" and array.dtype.itemsize == 8 and array.size and array.max() > values.INT64_MAX:
+        raise ValueError(f"positions: expected values within int64, got {array.max()}; pass smaller positions")
     if kind in "iu":
-        return found.astype(np.int64)
-    if found.dtype == np.float16:
+        return array.astype(np.int64)
+    if array.dtype == np.float16:
         raise TypeError(
             "positions: expected integers or float32/float64, got float16; "
             "float16 cannot hold integers above 2048 exactly, pass int64 positions, or float32 for fractional ones"
         )
-    if kind == "f" and found.dtype.itemsize in (4, 8):
-        return found.astype(found.dtype.newbyteorder("="), copy=False)
-    got = "object, as for integers beyond 64 bits" if kind == "O" else found.dtype
+    if kind == "f" and array.dtype.itemsize in (4, 8):
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
+    got = "object, as for integers beyond 64 bits" if kind == "O" else array.dtype
     raise TypeError(
         f"positions: expected integers or float32/float64, got {got}; pass int64, float32 or float64 positions"
     )

@@ -315,9 +315,9 @@ def rows_asked(length: Any, encoding: Encoding | None) -> int | None:
     return number
 
 
-def first_position(start: Any, own: int, rows: int) -> int:
+def first_position(start: Any, encoding_start: int, rows: int) -> int:
     """The position of the first row, after checking that an axis can distinguish the positions of all rows."""
-    first = own + values.start(start)
+    first = encoding_start + values.start(start)
     values.position_range(first, rows)
     if first < -AXIS_LIMIT or first + rows > AXIS_LIMIT:
         raise ValueError(
@@ -337,7 +337,7 @@ def table_array(name: str, value: Any) -> np.ndarray:
             values.dense_tensor(name, value)
             value = value.detach().cpu()
             value = value if value.is_complex() else value.double()  # NumPy has no bfloat16
-        found = np.asarray(value).astype(np.float64, casting="same_kind")
+        array = np.asarray(value).astype(np.float64, casting="same_kind")
     except (TypeError, ValueError, RuntimeError) as error:
         if str(error).startswith(f"{name}: "):
             raise
@@ -345,14 +345,14 @@ def table_array(name: str, value: Any) -> np.ndarray:
             f"{name}: expected real numbers in rows of one length, got {values.described(value)}; "
             "pass a tensor, an array or equally long lists of numbers"
         ) from error
-    if found.ndim == 3 and 1 in (found.shape[0], found.shape[1]):
-        found = found.reshape(-1, found.shape[-1])  # a `pe` buffer: (1, length, dim) or (length, 1, dim)
-    if found.ndim != 2 or not found.size:
-        got = f"shape {tuple(found.shape)}" if found.ndim else values.described(value)
+    if array.ndim == 3 and 1 in (array.shape[0], array.shape[1]):
+        array = array.reshape(-1, array.shape[-1])  # a `pe` buffer: (1, length, dim) or (length, 1, dim)
+    if array.ndim != 2 or not array.size:
+        got = f"shape {tuple(array.shape)}" if array.ndim else values.described(value)
         raise ValueError(
             f"{name}: expected an Encoding or a table of shape (length, dim), got {got}; select one table first"
         )
-    return found
+    return array
 
 
 def position_array(value: Any) -> np.ndarray:
@@ -362,33 +362,33 @@ def position_array(value: Any) -> np.ndarray:
     if hasattr(value, "detach"):
         from .operations import checks
 
-        found = checks.positions(value).detach().cpu().numpy()
+        array = checks.positions(value).detach().cpu().numpy()
     else:
-        found = arrays.position_array(list(value) if isinstance(value, Iterable) else value)
-    if found.ndim != 1 or not found.size:
+        array = arrays.position_array(list(value) if isinstance(value, Iterable) else value)
+    if array.ndim != 1 or not array.size:
         raise ValueError(
-            f"positions: expected a sequence of numbers, one or more, got shape {tuple(found.shape)}; "
+            f"positions: expected a sequence of numbers, one or more, got shape {tuple(array.shape)}; "
             "pass [5, 6, 50], say"
         )
-    if not np.isfinite(found).all():
-        raise ValueError(f"positions: expected finite numbers, got {found[~np.isfinite(found)][0]}; leave it out")
-    return found.astype(np.float64) if found.dtype.kind == "f" else found
+    if not np.isfinite(array).all():
+        raise ValueError(f"positions: expected finite numbers, got {array[~np.isfinite(array)][0]}; leave it out")
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
 
 
 def whole_positions(value: Any) -> np.ndarray:
     """Checks positions for a logarithmic axis, integers of 1 or more; returns an int64 array."""
     import numpy as np
 
-    found = position_array(value)
-    wrong = found < 1
-    if found.dtype.kind == "f":
-        wrong |= (found != np.floor(found)) | (found >= 2.0**63)
+    array = position_array(value)
+    wrong = array < 1
+    if array.dtype.kind == "f":
+        wrong |= (array != np.floor(array)) | (array >= 2.0**63)
     if wrong.any():
         raise ValueError(
-            f"positions: expected whole numbers from 1 to 2**63 - 1 on a logarithmic axis, got {found[wrong][0]}; "
+            f"positions: expected whole numbers from 1 to 2**63 - 1 on a logarithmic axis, got {array[wrong][0]}; "
             "leave it out"
         )
-    return found.astype(np.int64)
+    return array.astype(np.int64)
 
 
 def finite_peak(table: np.ndarray) -> float:

@@ -245,8 +245,8 @@ def from_mask_2d(
     if normalize and dtype != torch.float32 and widest(mask.device) != torch.float64:
         if dtype is not None:
             raise TypeError(f"dtype: expected torch.float32 on {mask.device.type}, got {dtype!r}; leave dtype out")
-        found = from_mask_2d(mask.cpu(), normalize=True, scale=scale, eps=eps, offset=offset)
-        return found.float().to(mask.device)
+        on_cpu = from_mask_2d(mask.cpu(), normalize=True, scale=scale, eps=eps, offset=offset)
+        return on_cpu.float().to(mask.device)
     dtype = torch.float64 if dtype is None else dtype
     scale, eps, offset = values.factor("scale", scale), values.factor("eps", eps), values.factor("offset", offset)
     if offset and not normalize:

@@ -64,8 +64,8 @@ def _missing(backend: str) -> str:
 
         if not torch.cuda.is_available():  # the library can be loaded without a GPU
             return "no CUDA device is visible"
-    found = loader.resolve("cuda" if backend == "cuda" else "cpu")
-    return "" if found.backend == "compiled" else found.reason
+    resolved = loader.resolve("cuda" if backend == "cuda" else "cpu")
+    return "" if resolved.backend == "compiled" else resolved.reason
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -114,7 +114,7 @@ class Shown(NamedTuple):
 
 def marks(folder: Path = ROOT / "tests") -> list[Shown]:
     """Every mark, in the order of the files."""
-    found = []
+    shown = []
     for path in sorted(folder.glob("*/test_*.py"), key=lambda path: path.name):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if not isinstance(node, ast.FunctionDef):
@@ -122,8 +122,8 @@ def marks(folder: Path = ROOT / "tests") -> list[Shown]:
             for mark in node.decorator_list:
                 if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.bad_input":
                     number, *names = (argument for item in mark.args for argument in _constants(item, path))
-                    found.append(Shown(number, tuple(names), f"{path.name}::{node.name}"))
-    return found
+                    shown.append(Shown(number, tuple(names), f"{path.name}::{node.name}"))
+    return shown
 
 
 def _constants(item: ast.expr, path: Path) -> list:
@@ -135,18 +135,18 @@ def _constants(item: ast.expr, path: Path) -> list:
     return [ast.literal_eval(item)]
 
 
-def faults(found: list[Shown]) -> list[str]:
+def faults(shown: list[Shown]) -> list[str]:
     """Errors in the marks."""
-    wrong = [f"class {number} has no test" for number in CLASSES if not any(s.number == number for s in found)]
-    wrong += [f"{s.test}: no class {s.number}" for s in found if s.number not in CLASSES]
-    wrong += [f"{s.test}: no interface {name}" for s in found for name in s.interfaces if name not in INTERFACES]
-    return wrong + [f"{s.test}: on no interface" for s in found if not s.interfaces]
+    wrong = [f"class {number} has no test" for number in CLASSES if not any(s.number == number for s in shown)]
+    wrong += [f"{s.test}: no class {s.number}" for s in shown if s.number not in CLASSES]
+    wrong += [f"{s.test}: no interface {name}" for s in shown for name in s.interfaces if name not in INTERFACES]
+    return wrong + [f"{s.test}: on no interface" for s in shown if not s.interfaces]
 
 
-def table(found: list[Shown]) -> str:
+def table(shown: list[Shown]) -> str:
     lines = ["| class | bad input | what happens | interfaces | tests |", "|---|---|---|---|---|"]
     for number, row in CLASSES.items():
-        of = [s for s in found if s.number == number]
+        of = [s for s in shown if s.number == number]
         on = [name for name in INTERFACES if any(name in s.interfaces for s in of)]
         where = f"{len(on)}: {', '.join(on)}" + (
             f" ({row.elsewhere})" if row.elsewhere and len(on) < len(INTERFACES) else ""
@@ -160,15 +160,15 @@ def table(found: list[Shown]) -> str:
     return "\n".join(lines)
 
 
-def page(text: str, found: list[Shown]) -> str:
-    return page_parts.replace(text, {PART: table(found)})
+def page(text: str, shown: list[Shown]) -> str:
+    return page_parts.replace(text, {PART: table(shown)})
 
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-    found = marks()
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
-    print(f"{len(CLASSES)} classes of bad input, {len(found)} marks on {len({s.test for s in found})} tests")
+    shown = marks()
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), shown), encoding="utf-8")
+    print(f"{len(CLASSES)} classes of bad input, {len(shown)} marks on {len({s.test for s in shown})} tests")
 
 
 if __name__ == "__main__":

@@ -106,10 +106,10 @@ def of_most_threads(entries: list[dict[str, Any]]) -> Iterator[str]:
             yield markdown(sizes(points))
 
 
-def cuda(found: dict[str, Any], *, host: bool) -> str:
+def cuda(run: dict[str, Any], *, host: bool) -> str:
     """The rows of a GPU: those of the device, or those of the host's time."""
-    facts, machine = found["cuda"], found["machine"]
-    entries = [row for row in found["rows"] if row["device"] == "cuda" and row["name"].startswith("cuda_host_") == host]
+    facts, machine = run["cuda"], run["machine"]
+    entries = [row for row in run["rows"] if row["device"] == "cuda" and row["name"].startswith("cuda_host_") == host]
     clock = "device time" if any("wall_ms" in row for row in entries) else "wall time"
     return (
         f"{facts['device']}, CUDA {facts['cuda']}, torch {machine['torch']}, arithmetic {facts['arithmetic']}, "
@@ -118,15 +118,15 @@ def cuda(found: dict[str, Any], *, host: bool) -> str:
     )
 
 
-def table(group: str, found: dict[str, Any]) -> str:
+def table(group: str, run: dict[str, Any]) -> str:
     """One table, in Markdown."""
     if group == "processes":
-        return markdown(processes(found["processes"]))
+        return markdown(processes(run["processes"]))
     if group == "sizes":
-        return "\n".join(of_most_threads(found["sizes"]))
+        return "\n".join(of_most_threads(run["sizes"]))
     if group in ("cuda", "cuda_host"):
-        return cuda(found, host=group == "cuda_host")
-    most = {entry["name"]: entry for entry in sorted(found["rows"], key=lambda entry: entry.get("threads") or 0)}
+        return cuda(run, host=group == "cuda_host")
+    most = {entry["name"]: entry for entry in sorted(run["rows"], key=lambda entry: entry.get("threads") or 0)}
     if group == "front":
         return markdown(front(most))
     if group == "front_cuda":
@@ -135,15 +135,15 @@ def table(group: str, found: dict[str, Any]) -> str:
     return markdown(timed(without_threads(most[name] for name in names if name in most)))
 
 
-def has_all(group: str, found: dict[str, Any]) -> bool:
+def has_all(group: str, run: dict[str, Any]) -> bool:
     """Whether the results contain all rows of the table of a group."""
     if group in ("sizes", "processes"):
-        return bool(found.get(group))
+        return bool(run.get(group))
     of_device = [row.name for row in CUDA_ROWS if not row.host]
     named = {"front": FRONT, "summary": SUMMARY, "front_cuda": of_device, "cuda": of_device}
     named["cuda_host"] = [row.name for row in CUDA_ROWS if row.host]
     names = named.get(group) or [row.name for row in GROUPS[group]]
-    return set(names) <= {entry["name"] for entry in found.get("rows", ())}
+    return set(names) <= {entry["name"] for entry in run.get("rows", ())}
 
 
 def renewed(text: str, results: str = "") -> str:
@@ -154,10 +154,10 @@ def renewed(text: str, results: str = "") -> str:
         path = results or named
         if path == "none":
             return match[0]  # not measured yet
-        found = json.loads((ROOT / path).read_text(encoding="utf-8"))
-        if results and not has_all(group, found):
+        run = json.loads((ROOT / path).read_text(encoding="utf-8"))
+        if results and not has_all(group, run):
             return match[0]  # the results do not contain all rows of this table
-        return head.replace(named, path) + table(group, found) + end
+        return head.replace(named, path) + table(group, run) + end
 
     return TABLE.sub(fresh, text)
 

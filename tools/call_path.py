@@ -58,13 +58,13 @@ def passed(call: Callable[[], Any]) -> list[tuple[str, str]]:
     """(file, function) of each function of the package that a warm call enters, in order."""
     for _ in range(3):
         call()
-    found: list[tuple[str, str]] = []
+    functions: list[tuple[str, str]] = []
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
         if event == "call":
             path = Path(frame.f_code.co_filename)
             if path.is_relative_to(PACKAGE):
-                found.append(
+                functions.append(
                     (path.relative_to(PACKAGE).as_posix(), getattr(frame.f_code, "co_qualname", frame.f_code.co_name))
                 )
 
@@ -73,7 +73,7 @@ def passed(call: Callable[[], Any]) -> list[tuple[str, str]]:
         call()
     finally:
         sys.setprofile(None)
-    return found
+    return functions
 
 
 def main() -> None:
@@ -86,8 +86,8 @@ def main() -> None:
         return
     print(f"{'call':<24} functions  files")
     for name, call in calls().items():
-        found = passed(call)
-        print(f"{name:<24} {len(found):9}  {len({file for file, _ in found}):5}")
+        functions = passed(call)
+        print(f"{name:<24} {len(functions):9}  {len({file for file, _ in functions}):5}")
 
 
 if __name__ == "__main__":

@@ -106,9 +106,9 @@ def environments_torch() -> Torch:
 
 def cuda_torch(wanted: str) -> Torch:
     """This environment's torch if it is a CUDA build, otherwise that of a wheel or version."""
-    own = environments_torch()
-    if own.cuda:
-        return own
+    current = environments_torch()
+    if current.cuda:
+        return current
     unpacked = OUT / "wheel"
     done = unpacked / "done"  # names what was unpacked, if all of it was
     if not done.exists() or done.read_text() != wanted:
@@ -118,10 +118,10 @@ def cuda_torch(wanted: str) -> Torch:
             raise Failure(f"{OUT}: expected {DISK / 1e9:.1f} GB of free disk for a CUDA torch, got {free / 1e9:.1f} GB")
         unpack(Path(wanted) if wanted.endswith(".whl") else downloaded(wanted), unpacked)
         done.write_text(wanted)
-    found = dict(re.findall(r"^(__version__|cuda)\b.*= '(.*)'$", (unpacked / "torch/version.py").read_text(), re.M))
-    if "cuda" not in found:
-        raise Failure(f"torch {found.get('__version__')} is no CUDA build: --torch WHEEL")
-    return Torch(unpacked / "torch", found["__version__"], found["cuda"])
+    fields = dict(re.findall(r"^(__version__|cuda)\b.*= '(.*)'$", (unpacked / "torch/version.py").read_text(), re.M))
+    if "cuda" not in fields:
+        raise Failure(f"torch {fields.get('__version__')} is no CUDA build: --torch WHEEL")
+    return Torch(unpacked / "torch", fields["__version__"], fields["cuda"])
 
 
 def downloaded(version: str) -> Path:

@@ -66,24 +66,24 @@ def lengths(name: str, size: int) -> tuple[int, ...]:
 
 def rows(name: str, dim: int) -> torch.Tensor:
     """The values of a picture, of shape (64, dim)."""
-    found = sinpe.convention(name, dim)
+    convention = sinpe.convention(name, dim)
     if name in GRIDS:
-        return sinpe.table(lengths(name, round(PLACES ** (1 / found.ndim))), found, flatten=True)
+        return sinpe.table(lengths(name, round(PLACES ** (1 / convention.ndim))), convention, flatten=True)
     if name in UNIT:
-        return sinpe.encode(torch.linspace(0, 1, PLACES), found)
-    return sinpe.table(PLACES, found)
+        return sinpe.encode(torch.linspace(0, 1, PLACES), convention)
+    return sinpe.table(PLACES, convention)
 
 
 def accepted(name: str) -> list[int]:
     """The dims up to 64 that a convention accepts."""
-    found = []
+    dims = []
     for dim in range(1, 65):
         try:
             encoding(name, dim)
         except ValueError:
             continue
-        found.append(dim)
-    return found
+        dims.append(dim)
+    return dims
 
 
 def dims_of(name: str) -> str:

@@ -98,10 +98,10 @@ def program(mode: str, truth: Path, scan: Scan, isa: str = "") -> dict[str, Any]
     return {**json.loads(done.stdout), "right": done.returncode == 0}
 
 
-def checked_by_mpmath(scan: Scan, truth: Path, found: dict[str, Any]) -> tuple[float, int, int]:
+def checked_by_mpmath(scan: Scan, truth: Path, result: dict[str, Any]) -> tuple[float, int, int]:
     """(largest relative error of the double-double arithmetic, number of entries, number of wrong roundings), all
     according to mpmath."""
-    named = [entry for kind in NAMED for entry in found[kind]]
+    named = [entry for kind in NAMED for entry in result[kind]]
     formula, wrong = ulp.truth(scan.encoding), 0
     for _, position, channel, got in named:
         want = formula.entry(position, channel)
@@ -141,30 +141,30 @@ def main() -> int:
     for scan in scans(arguments.bits):
         truth = PROGRAMS / "scan.truth"
         truth.write_text(truth_file.text(scan.encoding), encoding="ascii")
-        found = program("check", truth, scan)
-        error, compared, wrong = checked_by_mpmath(scan, truth, found)
+        result = program("check", truth, scan)
+        error, compared, wrong = checked_by_mpmath(scan, truth, result)
         name = f"{scan.name}, {scan.what}"
-        sets.add(found["isa"])
+        sets.add(result["isa"])
         for isa in INSTRUCTION_SETS:
-            if isa == found["isa"]:
+            if isa == result["isa"]:
                 continue
             other = program("digest", truth, scan, isa)
             sets.add(other["isa"])  # not `isa` if this CPU does not support it
-            if other["digest"] != found["digest"] or not other["right"]:
-                faults.append(f"{name}: other bits on {other['isa']} than on {found['isa']}")
+            if other["digest"] != result["digest"] or not other["right"]:
+                faults.append(f"{name}: other bits on {other['isa']} than on {result['isa']}")
         for kind in ("above_half", "above_one", "undecided", "rows_differ"):
-            if found[kind]:
-                faults.append(f"{name}: {kind} {found[kind]:,}, for instance {found['worst'][0]}")
-        if not found["right"] and not found["rows_differ"]:
-            faults.append(f"{name}: beyond 0.5001 ULP: {found['worst'][0]}")
+            if result[kind]:
+                faults.append(f"{name}: {kind} {result[kind]:,}, for instance {result['worst'][0]}")
+        if not result["right"] and not result["rows_differ"]:
+            faults.append(f"{name}: beyond 0.5001 ULP: {result['worst'][0]}")
         if wrong or error > truth_file.JUDGE:
             faults.append(f"{name}: mpmath finds {wrong} entries rounded wrongly, the judge off by {bits(error)}")
-        total, by_mpmath = total + found["entries"], by_mpmath + compared
-        most, nearest, small = -found["worst"][0][0], found["nearest_tie"][0], found["smallest"][0]
+        total, by_mpmath = total + result["entries"], by_mpmath + compared
+        most, nearest, small = -result["worst"][0][0], result["nearest_tie"][0], result["smallest"][0]
         worst, furthest = max(worst, most), max(furthest, error)
         lines.append(
-            f"| {scan.name} | {scan.what} | {found['entries']:,} | {most:.4f} | {found['above_half']:,} "
-            f"| {found['above_one']:,} | {found['ties']:,}, {nearest[0]:.1e} | {found['absolute']:.1e} "
+            f"| {scan.name} | {scan.what} | {result['entries']:,} | {most:.4f} | {result['above_half']:,} "
+            f"| {result['above_one']:,} | {result['ties']:,}, {nearest[0]:.1e} | {result['absolute']:.1e} "
             f"| {small[0]:.1e} ({small[1]:,}, {small[2]}) |"
         )
         print(lines[-1], flush=True)

@@ -44,10 +44,10 @@ def rotation() -> Rotation:
 
 
 def _number(path: Path, pattern: str) -> str:
-    found = re.search(pattern, path.read_text(encoding="utf-8"))
-    if found is None:
+    match = re.search(pattern, path.read_text(encoding="utf-8"))
+    if match is None:
         raise SystemExit(f"{path}: expected {pattern}, found none; bring this tool up to date with the source")
-    return found[1]
+    return match[1]
 
 
 def phase(position: int, pair: int = PAIR) -> int:

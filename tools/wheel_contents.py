@@ -25,12 +25,12 @@ def problems(path: Path) -> list[str]:
     expected = {file.relative_to(ROOT).as_posix() for file in package.rglob("*.py")}
     expected |= {f"sinpe_ext/_csrc/{f.relative_to(csrc).as_posix()}" for f in csrc.rglob("*") if f.suffix in SOURCES}
     expected |= {"sinpe_ext/py.typed", "sinpe_ext/_build.json"}
-    found = [f"{name} is missing" for name in sorted(expected - set(content))]
+    wrong = [f"{name} is missing" for name in sorted(expected - set(content))]
     strangers = {
         name for name in set(content) - expected if not re.fullmatch(r"sinpe_ext/\w+(\.[\w-]+)*\.(so|pyd)", name)
     }
-    found += [f"{name} does not belong there" for name in sorted(strangers)]
-    return found or libraries(path, content) + places
+    wrong += [f"{name} does not belong there" for name in sorted(strangers)]
+    return wrong or libraries(path, content) + places
 
 
 def libraries(path: Path, content: dict[str, bytes]) -> list[str]:
@@ -38,15 +38,15 @@ def libraries(path: Path, content: dict[str, bytes]) -> list[str]:
     manifest = json.loads(content["sinpe_ext/_build.json"])
     built = {entry["file"] for entry in manifest["libraries"].values()}
     there = {name.rpartition("/")[2] for name in content if name.endswith((".so", ".pyd"))}
-    found = [f"_build.json and the wheel disagree about {name}" for name in sorted(built ^ there)]
+    wrong = [f"_build.json and the wheel disagree about {name}" for name in sorted(built ^ there)]
     tag = path.stem.split("-", 2)[2]
     pure = tag == "py3-none-any"
     if pure == bool(there):
-        found.append(f"the tag {tag} with {', '.join(sorted(there)) or 'no library'}")
+        wrong.append(f"the tag {tag} with {', '.join(sorted(there)) or 'no library'}")
     if not pure and "core" in manifest["libraries"] and not re.match(r"cp3\d+-cp3\d+-", tag):
-        found.append(f"the tag {tag}, but _core is for one Python")
+        wrong.append(f"the tag {tag}, but _core is for one Python")
     if not there and not manifest.get("reason"):
-        found.append("_build.json gives no reason why nothing was built")
+        wrong.append("_build.json gives no reason why nothing was built")
     with tempfile.TemporaryDirectory() as scratch:
         for name in content:
             if name.startswith("sinpe_ext/_csrc/"):
@@ -55,8 +55,8 @@ def libraries(path: Path, content: dict[str, bytes]) -> list[str]:
                 target.write_bytes(content[name])
         for target, entry in manifest["libraries"].items():
             if source_hash(target, Path(scratch) / "sinpe_ext" / "_csrc") != entry["sources"]:
-                found.append(f"{entry['file']} is not of the sources beside it")
-    return found
+                wrong.append(f"{entry['file']} is not of the sources beside it")
+    return wrong
 
 
 def source_hash(target: str, root: Path) -> str:
@@ -73,21 +73,21 @@ def build_paths(content: dict[str, bytes]) -> list[str]:
         "/usr",
         "/usr/local",
     }
-    found = []
+    wrong = []
     for name, data in content.items():
         if name.endswith((".so", ".pyd", "_build.json", "/WHEEL", "/RECORD")) or ".dist-info/" in name:
-            found += [f"{name} names {place}" for place in sorted(places) if f"{place}/".encode() in data]
-    return found
+            wrong += [f"{name} names {place}" for place in sorted(places) if f"{place}/".encode() in data]
+    return wrong
 
 
 def main() -> int:
     bad = 0
     for path in map(Path, sys.argv[1:]):
-        found = problems(path)
-        bad += len(found)
+        wrong = problems(path)
+        bad += len(wrong)
         print(
             f"result: {path.name}: {path.stat().st_size / 1e6:.2f} MB",
-            *(found or ["holds what it should"]),
+            *(wrong or ["holds what it should"]),
             sep="\n    ",
         )
     return bool(bad) or len(sys.argv) == 1

@@ -62,7 +62,7 @@ def calls() -> dict[str, list[torch.Tensor]]:
 
 
 def main() -> int:
-    found = calls()
+    results = calls()
     info = sinpe.backend_info()
     cpu = info.device("cpu")
     package = Path(sinpe.__file__).parent
@@ -77,7 +77,7 @@ def main() -> int:
         "the NumPy core": info.core == ("core" in manifest["libraries"]),
         "the table's SHA-256": digest(sinpe.table(65536, 512)) == TABLE,
         "NumPy's SHA-256": numpy_digest() in (None, TABLE),
-        "the calls' SHA-256": digest(*(tensor for tensors in found.values() for tensor in tensors)) == CALLS,
+        "the calls' SHA-256": digest(*(tensor for tensors in results.values() for tensor in tensors)) == CALLS,
         "identify": sinpe.identify(sinpe.table(64, sinpe.convention("fairseq", 64)))[0].name == "fairseq",
     }
     wrong = [name for name, good in checks.items() if not good]

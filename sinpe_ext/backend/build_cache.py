@@ -10,7 +10,7 @@ from . import compilation
 from .compilation import BuildUnavailable
 
 DONE = "done.json"
-OWN_FOLDER = "set SINPE_EXT_CACHE_DIR to a writable folder of your own"
+CACHE_TODO = "set SINPE_EXT_CACHE_DIR to a writable folder of your own"
 
 
 def directory() -> Path:
@@ -25,11 +25,11 @@ def directory() -> Path:
         base = os.path.join("~", ".cache")
     path = os.path.expanduser(chosen or os.path.join(base, "sinpe_ext"))
     if path.startswith("~"):
-        raise BuildUnavailable(f"there is no home directory for the cache {path}", OWN_FOLDER)
+        raise BuildUnavailable(f"there is no home directory for the cache {path}", CACHE_TODO)
     try:
         return Path(path).absolute()
     except OSError as error:
-        raise BuildUnavailable(f"the cache {path} cannot be used: {error}", OWN_FOLDER) from error
+        raise BuildUnavailable(f"the cache {path} cannot be used: {error}", CACHE_TODO) from error
 
 
 def checked(create: bool) -> Path | None:
@@ -50,9 +50,9 @@ def checked(create: bool) -> Path | None:
         for folder in (cache, *cache.parents):
             mode = folder.stat().st_mode
             if mode & stat.S_IWOTH and (folder == cache or not mode & stat.S_ISVTX):
-                raise BuildUnavailable(f"the cache {cache} is not safe: every user may write to {folder}", OWN_FOLDER)
+                raise BuildUnavailable(f"the cache {cache} is not safe: every user may write to {folder}", CACHE_TODO)
     except OSError as error:
-        raise BuildUnavailable(f"the cache {cache} cannot be used: {error}", OWN_FOLDER) from error
+        raise BuildUnavailable(f"the cache {cache} cannot be used: {error}", CACHE_TODO) from error
     return cache
 
 
@@ -61,12 +61,12 @@ def _check_ownership(path: Path, title: str) -> None:
 
     Raises OSError if the path does not exist.
     """
-    found = path.stat()
-    if found.st_uid not in (os.geteuid(), 0):
-        raise BuildUnavailable(f"{title} belongs to another user (uid {found.st_uid})", OWN_FOLDER)
-    if found.st_mode & stat.S_IWOTH:
-        raise BuildUnavailable(f"{title} is not safe: every user may write to {path}", OWN_FOLDER)
-    if found.st_mode & stat.S_IWGRP and not _is_private(found.st_gid):
+    status = path.stat()
+    if status.st_uid not in (os.geteuid(), 0):
+        raise BuildUnavailable(f"{title} belongs to another user (uid {status.st_uid})", CACHE_TODO)
+    if status.st_mode & stat.S_IWOTH:
+        raise BuildUnavailable(f"{title} is not safe: every user may write to {path}", CACHE_TODO)
+    if status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid):
         raise BuildUnavailable(f"{title} is not safe: a group may write to it", f"chmod g-w {path}")
 
 
@@ -76,10 +76,10 @@ def _is_private(group: int) -> bool:
         import grp
         import pwd
 
-        name, found = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
+        name, entry = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
     except (ImportError, KeyError):
         return False
-    return found.gr_name == name and set(found.gr_mem) <= {name}
+    return entry.gr_name == name and set(entry.gr_mem) <= {name}
 
 
 def finished(folder: Path) -> Path | None:

@@ -93,10 +93,10 @@ def source_root(package: Path | None = None) -> Path | None:
 
 def _files(target: str, root: Path) -> list[Path]:
     """Every source and header of a library, in a stable order."""
-    found: list[Path] = []
+    files: list[Path] = []
     for folder in _FOLDERS[target]:
-        found += [path for path in sorted((root / folder).rglob("*")) if path.suffix in _SUFFIXES and path.is_file()]
-    return [path for path in found if not _LEFT_OUT[target].fullmatch(path.relative_to(root).as_posix())]
+        files += [path for path in sorted((root / folder).rglob("*")) if path.suffix in _SUFFIXES and path.is_file()]
+    return [path for path in files if not _LEFT_OUT[target].fullmatch(path.relative_to(root).as_posix())]
 
 
 def sources(target: str, root: Path) -> list[Path]:

@@ -117,18 +117,18 @@ def _nvcc_path(environ: Mapping[str, str], wanted: str) -> str:
 def _nvcc_version(path: str) -> str:
     """The version that an nvcc prints, such as 13.0.88. Raises BuildUnavailable."""
     output = _output([path, "--version"])
-    found = re.search(r"\bV(\d+\.\d+\.\d+)", output)
-    if found is None:
+    match = re.search(r"\bV(\d+\.\d+\.\d+)", output)
+    if match is None:
         raise BuildUnavailable(f"{path} --version does not name a version: {output.strip()[:200]!r}", "reinstall CUDA")
-    return found.group(1)
+    return match.group(1)
 
 
 def _supported(path: str) -> tuple[tuple[int, int], ...]:
     """The compute capabilities that an nvcc compiles for, ascending."""
-    found = {divmod(int(number), 10) for number in re.findall(r"compute_(\d+)\b", _output([path, "--list-gpu-arch"]))}
-    if not found:
+    archs = {divmod(int(number), 10) for number in re.findall(r"compute_(\d+)\b", _output([path, "--list-gpu-arch"]))}
+    if not archs:
         raise BuildUnavailable(f"{path} --list-gpu-arch lists nothing", "install CUDA 11.5 or newer")
-    return tuple(sorted(found))
+    return tuple(sorted(archs))
 
 
 def _output(command: Sequence[str]) -> str:
@@ -170,9 +170,9 @@ def cuda_architectures(
     chosen = environ.get(_SETTING, "").strip(" ,;")
     if chosen:
         return _ordered(_chosen_architecture(item, nvcc) for item in _items(chosen))
-    found = sorted(set(devices))
-    if found:
-        return _ordered(_for_device(capability, nvcc) for capability in found)
+    capabilities = sorted(set(devices))
+    if capabilities:
+        return _ordered(_for_device(capability, nvcc) for capability in capabilities)
     known = [name for name in DEFAULT_ARCHITECTURES if nvcc is None or capability_of(name) in nvcc.supported]
     if not known:  # an nvcc that supports only newer ones: its oldest, whose PTX runs on all newer devices
         assert nvcc is not None
@@ -235,12 +235,12 @@ def serves(architectures: Iterable[str], device: tuple[int, int]) -> bool:
     It does if one has the same major and no higher minor version, or is older and PTX.
     """
     for name in architectures:
-        own = capability_of(name)
+        capability = capability_of(name)
         plain, ptx = name.removesuffix("+PTX"), name.endswith("+PTX")
         if plain.endswith("a"):  # architecture-specific code, PTX included, runs on this compute capability only
-            fits = own == device
+            fits = capability == device
         else:
-            fits = own <= device and (own[0] == device[0] or (ptx and not plain.endswith("f")))
+            fits = capability <= device and (capability[0] == device[0] or (ptx and not plain.endswith("f")))
         if fits:
             return True
     return False

@@ -50,17 +50,17 @@ class BackendInfo:
 
     def device(self, device_type: str) -> DeviceBackend:
         """Returns the entry of `devices` for a device type such as "cpu", "cuda" or "mps"."""
-        for found in self.devices:
-            if found.device == device_type:
-                return found
+        for entry in self.devices:
+            if entry.device == device_type:
+                return entry
         return loader.resolve(device_type)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields as a dict that can be written as JSON; `devices` is a dict by device type."""
         fields = asdict(self)
-        for found in fields["devices"]:  # build facts are strings, so None was recorded as str(torch.version.cuda)
-            found["build"] = {key: None if value == "None" else value for key, value in found["build"].items()}
-        fields["devices"] = {found["device"]: found for found in fields["devices"]}
+        for entry in fields["devices"]:  # build facts are strings, so None was recorded as str(torch.version.cuda)
+            entry["build"] = {key: None if value == "None" else value for key, value in entry["build"].items()}
+        fields["devices"] = {entry["device"]: entry for entry in fields["devices"]}
         return fields
 
     def __str__(self) -> str:
@@ -69,14 +69,14 @@ class BackendInfo:
             f"Python {self.python}, {self.platform}, {self.threads} threads",
             f"setting: {self.setting}",
         ]
-        for found in self.devices:
-            lines.append(f"{found.device}: {found.backend} ({_indented(found.reason)})")
-            if found.library:
-                lines.append(f"    library: {found.library}")
-            if found.build:
-                lines.append(f"    {_how_built(found.build)}")
-            if found.todo and found.backend != "compiled":
-                lines.append(f"    to get the compiled backend: {found.todo}")
+        for entry in self.devices:
+            lines.append(f"{entry.device}: {entry.backend} ({_indented(entry.reason)})")
+            if entry.library:
+                lines.append(f"    library: {entry.library}")
+            if entry.build:
+                lines.append(f"    {_how_built(entry.build)}")
+            if entry.todo and entry.backend != "compiled":
+                lines.append(f"    to get the compiled backend: {entry.todo}")
         lines.append(f"instruction set: {self.instruction_set or 'none loaded'}")
         if self.cuda_arithmetic:
             lines.append(f"CUDA arithmetic of float32 rows: {self.cuda_arithmetic}")

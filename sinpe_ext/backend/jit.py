@@ -91,33 +91,33 @@ def library(target: str, load: Callable[[Path], None], verbose: bool = False) ->
     except BuildUnavailable:
         facts = _facts(target, root, None)
         cache = build_cache.checked(create=False)
-        found = build_cache.finished_without_compiler(cache, facts) if cache else None
-        if found is None:
+        path = build_cache.finished_without_compiler(cache, facts) if cache else None
+        if path is None:
             raise
-        _load_cached(found, load)
-        return found, facts
+        _load_cached(path, load)
+        return path, facts
     facts = _facts(target, root, tools)
     cache = build_cache.checked(create=True)
     assert cache is not None
     folder = cache / compilation.build_key(facts)
-    found = build_cache.finished(folder)
-    if found:
+    path = build_cache.finished(folder)
+    if path:
         with contextlib.suppress(OSError, BuildUnavailable):
-            load(found)
-            return found, facts
+            load(path)
+            return path, facts
         try:
-            found.unlink(missing_ok=True)  # complete, but it does not load: build it again
+            path.unlink(missing_ok=True)  # complete, but it does not load: build it again
         except OSError as error:
             raise BuildUnavailable(
-                f"{found} does not load and cannot be replaced: {error}", build_cache.OWN_FOLDER
+                f"{path} does not load and cannot be replaced: {error}", build_cache.CACHE_TODO
             ) from error
     with _build_lock(cache, folder):
-        found = build_cache.finished(folder)  # another process may have built it while this one waited
-        if found:
-            _load_cached(found, load)
+        path = build_cache.finished(folder)  # another process may have built it while this one waited
+        if path:
+            _load_cached(path, load)
         else:
-            found = _compile(target, root, folder, tools, facts, load, verbose)
-    return found, facts
+            path = _compile(target, root, folder, tools, facts, load, verbose)
+    return path, facts
 
 
 def _load_cached(path: Path, load: Callable[[Path], None]) -> None:
@@ -291,7 +291,7 @@ def _escaped(text: str, also_impossible: str = "") -> str:
     """Escapes a text for a ninja file. Raises BuildUnavailable for characters that it cannot contain: line breaks, text
     that is not UTF-8, and those of `also_impossible`."""
     if re.search(rf"[\r\n\ud800-\udfff{also_impossible}]", text):
-        raise BuildUnavailable(f"a ninja file cannot hold the path in {text!r}", build_cache.OWN_FOLDER)
+        raise BuildUnavailable(f"a ninja file cannot hold the path in {text!r}", build_cache.CACHE_TODO)
     return text.replace("$", "$$")
 
 
@@ -337,7 +337,7 @@ def _failure(error: BaseException) -> BuildUnavailable:
     """The BuildUnavailable of an exception during a build. It counts as a failed build, which warns, unless the reason
     is a directory that cannot be written to."""
     if isinstance(error, OSError) and error.errno is not None:
-        return BuildUnavailable(f"the cache cannot be written to: {error}", build_cache.OWN_FOLDER)
+        return BuildUnavailable(f"the cache cannot be written to: {error}", build_cache.CACHE_TODO)
     output = error.output if isinstance(error, subprocess.CalledProcessError) else None
     text = output.decode(errors="replace") if isinstance(output, bytes) else str(output or "")
     if isinstance(error, OSError) and error.__cause__:  # a library that does not load: the reason is in the cause

@@ -51,17 +51,17 @@ class Problem:
 def problems(environ: Mapping[str, str] | None = None) -> list[Problem]:
     """The variables with invalid values, and those with a name that looks like one of this library and is unknown."""
     environ = os.environ if environ is None else environ
-    found = []
+    invalid = []
     for name, value in sorted(environ.items()):
         known = SETTINGS.get(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else None
         if known is None:
-            found += _unknown_variable(name, value)
+            invalid += _unknown_variable(name, value)
         elif value and not _accepts(name, known, value):
             expected = ", ".join(known.values)
-            found.append(
+            invalid.append(
                 Problem(name, value, f"{name}: expected {expected}, got {value!r}; {known.otherwise}", known.fatal)
             )
-    return found
+    return invalid
 
 
 def _accepts(name: str, known: Setting, value: str) -> bool:

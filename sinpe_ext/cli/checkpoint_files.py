@@ -77,7 +77,7 @@ def entries(path: Path) -> Iterator[Iterator[Entry]]:
         warnings.simplefilter("ignore")  # libraries warn of files that they can read
         try:
             reader = _reader(path)
-            found = reader(path, stack)
+            tensors = reader(path, stack)
         except IdentifyError:
             raise
         except ImportError as error:
@@ -88,7 +88,7 @@ def entries(path: Path) -> Iterator[Iterator[Entry]]:
                 f"{path.name}: expected a file of torch.save, safetensors or numpy.save, got one that cannot be read "
                 f"({first_line(error)}); save the state_dict() or the array alone"
             ) from None
-        yield found
+        yield tensors
 
 
 def _reader(path: Path) -> Callable[[Path, contextlib.ExitStack], Iterator[Entry]]:
@@ -130,10 +130,10 @@ def _of_numpy(path: Path, stack: contextlib.ExitStack) -> Iterator[Entry]:
     """The array of an .npy file, memory-mapped, or those of an .npz archive, read when they are examined."""
     import numpy
 
-    found = numpy.load(path, mmap_mode="r", allow_pickle=False)
-    if isinstance(found, numpy.ndarray):
-        return iter([_of_array("", found, lambda: found)])
-    archive = stack.enter_context(found)
+    loaded = numpy.load(path, mmap_mode="r", allow_pickle=False)
+    if isinstance(loaded, numpy.ndarray):
+        return iter([_of_array("", loaded, lambda: loaded)])
+    archive = stack.enter_context(loaded)
     return (_member(archive, name) for name in archive.files)
 
 

@@ -165,11 +165,11 @@ def pictures(output: Path) -> None:
 
     from .. import plot
 
-    own = sinpe.convention("own_index", 100)
+    encoding = sinpe.convention("own_index", 100)
     drawings: dict[str, Callable[[Any], Any]] = {
-        "heatmap_transposed.png": lambda ax: plot.heatmap(own, length=200, transpose=True, cmap="Purples", ax=ax),
-        "heatmap.png": lambda ax: plot.heatmap(own, length=200, ax=ax),
-        "curves.png": lambda ax: plot.curves(own, positions=(5, 6, 50), ax=ax),
+        "heatmap_transposed.png": lambda ax: plot.heatmap(encoding, length=200, transpose=True, cmap="Purples", ax=ax),
+        "heatmap.png": lambda ax: plot.heatmap(encoding, length=200, ax=ax),
+        "curves.png": lambda ax: plot.curves(encoding, positions=(5, 6, 50), ax=ax),
         "error.png": lambda ax: plot.error(sinpe.Encoding(DIM), ax=ax),
     }
     try:

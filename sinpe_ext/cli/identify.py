@@ -51,9 +51,9 @@ def options(command: argparse.ArgumentParser) -> None:
 
 @dataclasses.dataclass
 class _Report:
-    """The results for the tensors of a file. Each tensor is in one of `found`, `others` and `skipped`."""
+    """The results for the tensors of a file. Each tensor is in one of `results`, `others` and `skipped`."""
 
-    found: list[tuple[Entry, Matches]] = dataclasses.field(default_factory=list)
+    results: list[tuple[Entry, Matches]] = dataclasses.field(default_factory=list)
     others: dict[str, int] = dataclasses.field(default_factory=dict)  # reason -> number of tensors that are no table
     skipped: list[tuple[str, str]] = dataclasses.field(default_factory=list)  # name and reason
     missed: list[tuple[bool, str]] = dataclasses.field(default_factory=list)  # `others` shaped like a table
@@ -75,7 +75,7 @@ def main(arguments: argparse.Namespace) -> int:
         _say(json.dumps(_as_json(path, report), indent=2).split("\n"))
     else:
         _say(_lines(path, report))
-    return 0 if any(matches for _, matches in report.found) else 1
+    return 0 if any(matches for _, matches in report.results) else 1
 
 
 def _look(path: Path, chosen: list[Entry], shape: list[int] | None, *, everything: bool) -> _Report:
@@ -110,7 +110,7 @@ def _look(path: Path, chosen: list[Entry], shape: list[int] | None, *, everythin
         if entry.same:
             known[entry.same] = matches
         if matches or matches.closest or not everything:
-            report.found.append((entry, matches))
+            report.results.append((entry, matches))
         else:
             report.others[matches.reason] = report.others.get(matches.reason, 0) + 1
             report.missed.append(("no sinusoids" in matches.reason, name))
@@ -149,7 +149,7 @@ def _say(lines: list[str]) -> None:
 def _lines(path: Path, report: _Report) -> list[str]:
     """The report as lines of text."""
     lines = []
-    for entry, matches in report.found:
+    for entry, matches in report.results:
         lines.append(f"{entry.name or path.name} {tuple(entry.shape)} {entry.dtype}")
         for line in str(matches).split("\n"):
             indent = "    " + " " * (len(line) - len(line.lstrip()))
@@ -160,8 +160,8 @@ def _lines(path: Path, report: _Report) -> list[str]:
     if number:
         most = max(others, key=lambda reason: others[reason])
         rest = f"{others[most]} of them: {most}" if others[most] < number else most
-        which = "other tensor" if report.found else "tensor"
-        names = _named(_near(report)) if number > 1 or report.found else ""  # the reason for one alone is the one shown
+        which = "other tensor" if report.results else "tensor"
+        names = _named(_near(report)) if number > 1 or report.results else ""  # the reason for one alone is shown
         lines.append(f"{number} {which}{'s are' if number > 1 else ' is'} no table ({rest}){names}")
     if report.skipped:
         lines.append(_skipped_line(report.skipped, path))
@@ -206,7 +206,7 @@ def _as_json(path: Path, report: _Report) -> dict[str, Any]:
                 "reason": matches.reason,
                 "closest": _match_json(matches.closest) if matches.closest else None,
             }
-            for entry, matches in report.found
+            for entry, matches in report.results
         ],
         "others": report.others,
         "others_shaped_like_tables": _near(report),

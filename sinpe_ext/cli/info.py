@@ -42,8 +42,8 @@ def main(options: argparse.Namespace) -> int:
     print(f"compiler: {facts['compiler']}")
     print(f"nvcc: {facts['nvcc']}")
     print(f"ninja: {facts['ninja'] or 'not found'}")
-    found = ", ".join(f"{name} {version or 'missing'}" for name, version in facts["packages"].items())
-    print(f"optional packages: {found}")
+    versions = ", ".join(f"{name} {version or 'missing'}" for name, version in facts["packages"].items())
+    print(f"optional packages: {versions}")
     settings = " ".join(f"{name}={value}" for name, value in facts["environment"].items())
     print(f"environment: {settings or f'no {variables.PREFIX}* variable set'}")
     print(f"Python: {facts['executable']}; sinpe_ext: {facts['package']}")
@@ -113,8 +113,8 @@ def processor() -> str:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         text = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or platform.machine()
 
 
 def cores() -> int:
@@ -147,10 +147,10 @@ def has_nvidia_driver() -> bool:
 def compiler() -> str:
     """The C++ compiler that a build would use, or why there is none."""
     try:
-        found = compilation.find_compiler()
+        cxx = compilation.find_compiler()
     except BuildUnavailable as problem:
         return problem.reason
-    return f"{found.path} ({found.version})"
+    return f"{cxx.path} ({cxx.version})"
 
 
 def nvcc() -> str:
@@ -162,11 +162,11 @@ def nvcc() -> str:
     except ImportError:
         cuda = None
     try:
-        found = cuda_compiler.find_nvcc(cuda)
+        tool = cuda_compiler.find_nvcc(cuda)
     except BuildUnavailable as problem:
         return problem.reason if cuda else "none, and this torch is not a CUDA build"
-    text = f"{found.path} ({found.version})"
-    return f"{text}, {compiles_for(found)}" if cuda else f"{text}, not used: this torch is not a CUDA build"
+    text = f"{tool.path} ({tool.version})"
+    return f"{text}, {compiles_for(tool)}" if cuda else f"{text}, not used: this torch is not a CUDA build"
 
 
 def compiles_for(nvcc: cuda_compiler.Nvcc) -> str:
@@ -244,14 +244,14 @@ def todo(facts: dict[str, Any]) -> list[str]:
 
 def obstacles() -> list[str]:
     """The remedies for everything that would prevent a build on first use."""
-    found = []
+    remedies = []
     for look in (compilation.find_compiler, lambda: build_cache.checked(create=False)):
         try:
             look()
         except BuildUnavailable as problem:
-            found.append(problem.todo)
+            remedies.append(problem.todo)
     if compilation.find_ninja() is None:
-        found.append("pip install ninja")
+        remedies.append("pip install ninja")
     if importlib.util.find_spec("setuptools") is None:
-        found.append("pip install setuptools")
-    return found
+        remedies.append("pip install setuptools")
+    return remedies

@@ -210,13 +210,13 @@ def _looked_up(ids: DTensor, weight: DTensor, padding_idx: int | None, rows_at: 
     along = [isinstance(p, Shard) and p.dim == rows_at for p in placements]
     if any(along):
         ids = ids.redistribute(placements=[Replicate() if at else p for at, p in zip(along, placements, strict=True)])
-    found: Any = functional.embedding(ids, weight, padding_idx)
+    embedded: Any = functional.embedding(ids, weight, padding_idx)
     summed: Placement = Replicate() if any(along) else Shard(rows_at)
-    found = found.redistribute(placements=[summed if p.is_partial() else p for p in found.placements])
+    embedded = embedded.redistribute(placements=[summed if p.is_partial() else p for p in embedded.placements])
     if any(along):
-        ours = zip(along, placements, found.placements, strict=True)
-        found = found.redistribute(placements=[old if at else new for at, old, new in ours])
-    return found
+        ours = zip(along, placements, embedded.placements, strict=True)
+        embedded = embedded.redistribute(placements=[old if at else new for at, old, new in ours])
+    return embedded
 
 
 def _mask(ids: DTensor, idx: int, padding_mask: Any, rows_at: int) -> Any:

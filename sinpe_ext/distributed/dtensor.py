@@ -227,7 +227,7 @@ def rows_along(value: Any, of: checks.Target, batch_at: int | None, rows_at: int
 def companions(layout: Layout, of: checks.Target, batch_at: int | None, rows_at: int, arguments: Any) -> Any:
     """The arguments with this rank's shards of positions, start, alpha and padding_mask, after checking their shapes
     against the whole."""
-    found, start = [], arguments.start
+    shards, start = [], arguments.start
     for name, value in (("positions", arguments.positions), ("padding_mask", arguments.padding_mask)):
         if isinstance(value, Tensor):
             try:
@@ -235,12 +235,12 @@ def companions(layout: Layout, of: checks.Target, batch_at: int | None, rows_at:
             except ValueError as error:
                 raise ValueError(f"{error}; with DTensors that is the whole, or a DTensor of its own") from None
             value = layout.local(name, value, rows_along(value, of, batch_at, rows_at))
-        found.append(value)
+        shards.append(value)
     if isinstance(start, Tensor):
         checks.start_shape(start, of)
         start = layout.local("start", start, rows_along(start, of, batch_at, rows_at))
     alpha = layout.local("alpha", arguments.alpha, {})
-    return arguments._replace(positions=found[0], start=start, alpha=alpha, padding_mask=found[1])
+    return arguments._replace(positions=shards[0], start=start, alpha=alpha, padding_mask=shards[1])
 
 
 def _dense_stride(shape: Sequence[int], like: Tensor | None) -> tuple[int, ...]:

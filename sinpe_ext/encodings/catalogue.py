@@ -209,8 +209,8 @@ def convention(name: str, dim: int, **fields: Any) -> Encoding | GridEncoding:
     entry = CATALOGUE[key]
     if entry.arrangement and "axes" in fields:
         return _point_encoding(entry, key, dim, dict(fields))
-    own = {key: value(dim) if callable(value) else value for key, value in entry.fields.items()}
-    return Encoding(dim, **{**own, **fields})
+    defaults = {key: value(dim) if callable(value) else value for key, value in entry.fields.items()}
+    return Encoding(dim, **{**defaults, **fields})
 
 
 def conventions() -> dict[str, str]:
@@ -258,7 +258,7 @@ def _advice(key: str) -> str:
     for wanted in (re.sub(r"[^a-z0-9]", "", key), *re.split(r"[^a-z0-9]+", key)):
         if len(wanted) < 3 or wanted in _GENERIC:
             continue
-        used = [f'"{found}" is used by {user}' for found in NAMES if (user := _user(found, wanted))]
+        used = [f'"{name}" is used by {user}' for name in NAMES if (user := _user(name, wanted))]
         if used:
             return f"{', '.join(used)}; all"
     return "the"
@@ -292,10 +292,10 @@ def _override_fields(grid: GridEncoding, fields: dict[str, Any]) -> GridEncoding
     """
     if not fields:
         return grid
-    own = {name: fields[name] for name in ("order", "arrangement") if name in fields}
-    of_axes = {name: value for name, value in fields.items() if name not in own}
+    grid_fields = {name: fields[name] for name in ("order", "arrangement") if name in fields}
+    of_axes = {name: value for name, value in fields.items() if name not in grid_fields}
     axes = (axis.replace(**of_axis(of_axes, k, grid.ndim)) for k, axis in enumerate(grid.axes))
-    return grid.replace(axes=tuple(axes), **own)
+    return grid.replace(axes=tuple(axes), **grid_fields)
 
 
 def _point_encoding(entry: Convention, name: str, dim: int, fields: dict[str, Any]) -> GridEncoding:
@@ -306,8 +306,8 @@ def _point_encoding(entry: Convention, name: str, dim: int, fields: dict[str, An
             f"dim: expected a multiple of {2 * number} for {name} of {number} coordinates, got {dim}; pass 2 * "
             f"{number} * the number of frequencies"
         )
-    own: dict[str, Any] = dict(entry.fields)
-    axes = (Encoding(dim // number, **own),) * number
+    axis_fields: dict[str, Any] = dict(entry.fields)
+    axes = (Encoding(dim // number, **axis_fields),) * number
     return _override_fields(GridEncoding(axes, arrangement=entry.arrangement or "blocks"), fields)
 
 

@@ -168,14 +168,14 @@ def _columns(plan: Plan, first: int, count: int) -> Plan:
         streams, swapped = (entries[0::2], entries[1::2]), bool(first % 2)
     else:
         streams, swapped = (entries[: max(plan.n0 - first, 0)], entries[max(plan.n0 - first, 0) :]), False
-    own = [[entry[0] for entry in stream if entry is not None] for stream in streams]
-    longer, shorter = sorted(own, key=len, reverse=True)
+    oscillators = [[entry[0] for entry in stream if entry is not None] for stream in streams]
+    longer, shorter = sorted(oscillators, key=len, reverse=True)
     shared = longer[: len(shorter)] == shorter
-    order = longer if shared else own[0] + own[1]
+    order = longer if shared else oscillators[0] + oscillators[1]
     return _packed(
         dim=count,
-        n0=len(own[0]),
-        n1=len(own[1]),
+        n0=len(oscillators[0]),
+        n1=len(oscillators[1]),
         interleaved=plan.interleaved,
         shared=shared,
         q0=plan.q1 if swapped else plan.q0,

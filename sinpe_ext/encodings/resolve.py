@@ -41,8 +41,8 @@ def encoding(value: Any, dim: int | None = None, piece: int | tuple[int, int] | 
     if isinstance(value, Encoding):
         return value
     if piece is not None:
-        found = grid(value, dim)
-        return found.axes[0] if piece < 0 else found.pieces[piece].encoding
+        resolved = grid(value, dim)
+        return resolved.axes[0] if piece < 0 else resolved.pieces[piece].encoding
     if is_grid(value):
         name = f'the grid "{value}"' if isinstance(value, str) else f"a GridEncoding of {value.ndim} axes"
         raise TypeError(
@@ -118,5 +118,5 @@ def grid(value: Any, dim: int | None) -> GridEncoding:
 @constant_in_graph
 def grid_dim_and_starts(value: Any, dim: int | None) -> tuple[int, tuple[int, ...]]:
     """The number of channels of a grid and the start of each axis, as plain ints that a graph can hold."""
-    found = grid(value, dim)
-    return found.dim, tuple(axis.start for axis in found.axes)
+    resolved = grid(value, dim)
+    return resolved.dim, tuple(axis.start for axis in resolved.axes)

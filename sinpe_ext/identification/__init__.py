@@ -14,7 +14,7 @@ from torch import Tensor
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..encodings.values import integer
-from .candidates import Found
+from .candidates import SearchResult
 from .grid import shapes_of
 from .partial import View, search
 from .table import Refused, as_rows, has_sinusoids
@@ -138,12 +138,12 @@ def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) ->
             rows = as_rows(table)
             if rows.dim() < 2 or not rows.numel():
                 raise Refused(f"its shape {tuple(rows.shape)} is not that of rows of channels")
-            found = _search_both(rows, lengths)
+            result = _search_both(rows, lengths)
         except Refused as refusal:
             return Matches(reason=str(refusal))
-    matches = [Match(**item.facts()) for item in found.fitting[:top]]
-    closest = Match(**found.closest.facts()) if found.closest else None
-    return Matches(matches, "" if matches else found.reason, closest)
+    matches = [Match(**item.facts()) for item in result.fitting[:top]]
+    closest = Match(**result.closest.facts()) if result.closest else None
+    return Matches(matches, "" if matches else result.reason, closest)
 
 
 @contextlib.contextmanager
@@ -163,22 +163,22 @@ def _plain_cpu() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _search_both(rows: Tensor, lengths: tuple[int, ...] | None) -> Found:
+def _search_both(rows: Tensor, lengths: tuple[int, ...] | None) -> SearchResult:
     """Searches the table as it is given and, if nothing matches, its transpose."""
     turned = _transpose(rows)
     size = math.prod(lengths) if lengths else 0
     if turned is not None and turned.shape[1] < size <= len(turned):  # has too few rows for the shape as it is given
-        found = Found(reason=f"it has {turned.shape[1]} rows, too few for the shape")
+        result = SearchResult(reason=f"it has {turned.shape[1]} rows, too few for the shape")
     else:
-        found = _search(rows, lengths)
-    if found.fitting or turned is None:
-        return found
+        result = _search(rows, lengths)
+    if result.fitting or turned is None:
+        return result
     try:
         other = _search(turned.contiguous(), lengths)
     except Refused:
-        return found
+        return result
     if not other.fitting:
-        return found
+        return result
     number, dim = turned.shape
     for item in other.fitting:
         item.transposed = True
@@ -199,16 +199,16 @@ def _transpose(rows: Tensor) -> Tensor | None:
     return flat.T if has_sinusoids(flat.T) else None
 
 
-def _search(rows: Tensor, lengths: tuple[int, ...] | None) -> Found:
+def _search(rows: Tensor, lengths: tuple[int, ...] | None) -> SearchResult:
     """Tries each interpretation of the shape until one matches; else returns the most informative failure."""
-    best: Found | None = None
+    best: SearchResult | None = None
     for view in _views(rows, lengths):
-        found = search(view)
-        if found.fitting:
-            return found
-        if not view.known and (best is None or (found.closest and not best.closest)):
-            best = found
-    return best or Found(reason=f"its shape {tuple(rows.shape)} is not that of rows of channels")
+        result = search(view)
+        if result.fitting:
+            return result
+        if not view.known and (best is None or (result.closest and not best.closest)):
+            best = result
+    return best or SearchResult(reason=f"its shape {tuple(rows.shape)} is not that of rows of channels")
 
 
 def _views(rows: Tensor, lengths: tuple[int, ...] | None) -> Iterable[View]:

@@ -27,7 +27,7 @@ class Template(NamedTuple):
     encoding: Encoding | GridEncoding
     build: Callable[[dict[str, Any]], Encoding | GridEncoding]
     rank: int = 0
-    own: tuple[tuple[str, Any], ...] = ()  # further arguments that `convention` needs for this name (axes)
+    args: tuple[tuple[str, Any], ...] = ()  # further arguments that `convention` needs for this name (axes)
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Candidate:
         """Code that creates the encoding."""
         if self.template.name == "custom":
             return code_of(self.encoding)
-        settings = "".join(f", {name}={value!r}" for name, value in {**dict(self.template.own), **self.fields}.items())
+        settings = "".join(f", {name}={value!r}" for name, value in {**dict(self.template.args), **self.fields}.items())
         return f'sinpe.convention("{self.template.name}", {self.encoding.dim}{settings})'
 
     @property
@@ -104,7 +104,7 @@ class Identified:
 
 
 @dataclass
-class Found:
+class SearchResult:
     """The result of a search."""
 
     fitting: list[Identified] = field(default_factory=list)
@@ -302,7 +302,7 @@ def rank_candidates(
     candidates: Sequence[Candidate],
     coordinates: Callable[[int], list[Tensor]],
     shape: tuple[int, ...] | None,
-) -> Found:
+) -> SearchResult:
     """Ranks the candidates and compares the best with every row; candidates that give the same table become one
     result."""
     rows = table.live[spread(len(table.live), 48)]
@@ -310,7 +310,7 @@ def rank_candidates(
     sample = table.rows[rows].double()
     errors = [float((value - sample).square().mean().sqrt()) for value, _ in values]
     if not errors:
-        return Found()
+        return SearchResult()
     likely = candidates[min(range(len(errors)), key=lambda k: errors[k])]
     limit = 1.5 * min(errors) + table.noise().size + _angle_error(likely, coordinates(likely.extra), rows)
     order = sorted(
@@ -325,7 +325,7 @@ def rank_candidates(
             groups.append([k])
         elif candidates[k].template.name not in [candidates[j].template.name for j in home]:
             home.append(k)
-    found = Found()
+    result = SearchResult()
     for group in groups[:MOST_COMPARED]:
         first = candidates[group[0]]
         verdict = table.compare(parts_of(first.encoding), coordinates(first.extra))
@@ -333,17 +333,17 @@ def rank_candidates(
         item.aliases = [candidates[k] for k in group[1:] if _is_alias(candidates[k], first)]
         if verdict.fits:
             finish(item, coordinates(first.extra))
-            found.fitting.append(item)
+            result.fitting.append(item)
         elif verdict.rms < NEAR * table.size and (
-            found.closest is None
-            or (verdict.wrong, verdict.rms) < (found.closest.verdict.wrong, found.closest.verdict.rms)
+            result.closest is None
+            or (verdict.wrong, verdict.rms) < (result.closest.verdict.wrong, result.closest.verdict.rms)
         ):
-            found.closest = item
-    if found.fitting:
-        found.closest = None
-    elif found.closest is not None:
-        found.reason = near_miss(found.closest)
-    return found
+            result.closest = item
+    if result.fitting:
+        result.closest = None
+    elif result.closest is not None:
+        result.reason = near_miss(result.closest)
+    return result
 
 
 def _angle_error(candidate: Candidate, coordinates: list[Tensor], rows: Tensor) -> float:

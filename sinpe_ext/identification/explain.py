@@ -87,7 +87,7 @@ def readings(
     """Yields the ways to express the wave of a fit as fields of a template; `channels` are those of the samples, if
     they differ from the template's."""
     channels = channels or channels_of(template)
-    own = wave_of(template)
+    template_wave = wave_of(template)
     fields: dict[str, Any] = {}
     cost = 0.0
     start = round(fit.wave.start)
@@ -103,8 +103,8 @@ def readings(
 
     unit, reach = UNITS[template.unit], float(channels.rungs.max())
     slack = max(fit.slack.rate, 2 * allowed.relative)
-    if _near(fit.wave.rate, own.rate, slack) and as_fast(own.rate):
-        rate = own.rate
+    if _near(fit.wave.rate, template_wave.rate, slack) and as_fast(template_wave.rate):
+        rate = template_wave.rate
     else:
         value, digits = _scale(
             fit.wave.rate / unit, slack, lambda scale: as_fast(scale * unit), 0.0 if reach else 2 * math.pi / unit
@@ -170,9 +170,9 @@ def _as_stored(
         except (ValueError, OverflowError):
             continue
         if misrounded(samples, channels, wave, noise, allowed.relative) <= MISROUNDED:
-            own = {name for name in names if fields[name] == getattr(template, name)}
-            kept = {name: value for name, value in fields.items() if name not in own}
-            return Reading(kept, reading.cost - (now - digits) - 2 * len(own))
+            unchanged = {name for name in names if fields[name] == getattr(template, name)}
+            kept = {name: value for name, value in fields.items() if name not in unchanged}
+            return Reading(kept, reading.cost - (now - digits) - 2 * len(unchanged))
     return reading
 
 
@@ -275,14 +275,14 @@ def _scale(value: float, slack: float, as_well: Callable[[float], bool], turn: f
 
 def _fractions(value: float, slack: float) -> list[tuple[float, float]]:
     """Small fractions and their products with pi within a relative slack, each with its cost."""
-    found = []
+    fractions = []
     for factor, price in ((1.0, 1.0), (math.pi, 1.7)):
         for numerator, denominator in _convergents(value / factor, LARGEST_PART):
             product = factor * numerator / denominator
             telling = slack * abs(numerator) * denominator < BY_CHANCE
             if telling and _near(value, product, slack):
-                found.append((price + math.log10(abs(numerator) * denominator), product))
-    return found
+                fractions.append((price + math.log10(abs(numerator) * denominator), product))
+    return fractions
 
 
 def _convergents(value: float, largest: int) -> Iterator[tuple[int, int]]:

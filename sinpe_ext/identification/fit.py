@@ -54,12 +54,12 @@ def pairs(channels: Channels) -> tuple[Tensor, Tensor]:
     """The sine and cosine columns that share a frequency, (sines, cosines)."""
     kinds, index = channels.kinds.tolist(), channels.rungs.tolist()
     sines = {at: column for column, (kind, at) in enumerate(zip(kinds, index, strict=True)) if kind == SINE}
-    found = [
+    columns = [
         (sines[at], column)
         for column, (kind, at) in enumerate(zip(kinds, index, strict=True))
         if kind == COSINE and at in sines
     ]
-    both = torch.tensor(found, dtype=torch.int64).reshape(-1, 2)
+    both = torch.tensor(columns, dtype=torch.int64).reshape(-1, 2)
     return both[:, 0], both[:, 1]
 
 
@@ -156,13 +156,13 @@ def ladders(columns: Columns, rates: Sequence[float] = ()) -> list[Ladder]:
     Any two columns with frequencies below pi radians per row determine a ladder; `rates` above pi are tried as its
     first frequency.
     """
-    found = _ladders_through_pairs(columns, rates)
+    through_pairs = _ladders_through_pairs(columns, rates)
     for rate in rates:
         if abs(rate) > math.pi and columns.signed and _may_start(columns, rate):
             scanned = _ladders_with_rate(columns, rate)
             if scanned:
-                return [*scanned, *found]
-    return found
+                return [*scanned, *through_pairs]
+    return through_pairs
 
 
 def _may_start(columns: Columns, rate: float) -> bool:
@@ -182,12 +182,12 @@ def _ladders_with_rate(columns: Columns, rate: float) -> list[Ladder]:
     decay = torch.arange(0.5, LARGEST_DECAY, (0.06 if few else 0.6) / abs(rate), dtype=torch.float64) / reach
     frequency = rate * torch.exp(-decay[:, None] * columns.rungs[some])
     score = (columns.turned[some] - frequency).cos_().sum(1)
-    found: list[Ladder] = []
+    accepted: list[Ladder] = []
     for k in score.argsort(descending=True)[: 16 if few else 4].tolist():
         grown = _grow(columns, Ladder(rate, float(decay[k])), torch.full_like(columns.rungs, 0.25), (rate,))
-        if grown and grown not in found:
-            found.append(grown)
-    return found[:3]
+        if grown and grown not in accepted:
+            accepted.append(grown)
+    return accepted[:3]
 
 
 def _ladders_through_pairs(columns: Columns, rates: Sequence[float]) -> list[Ladder]:
@@ -219,16 +219,16 @@ def _ladders_through_pairs(columns: Columns, rates: Sequence[float]) -> list[Lad
     hit = _distance(columns, frequency) < 5 * expected + 1e-9
     worth = (math.pi / (5 * expected + 1e-5)).log().clamp_min(0) * told
     score = torch.where(hit, worth, -4.0 * told).sum(1)
-    found: list[Ladder] = []
+    accepted: list[Ladder] = []
     for k in score.argsort(descending=True)[:8].tolist():
         if float(score[k]) < LEAST_AGREEMENT * float(worth[k].sum()):
             continue
         grown = _grow(columns, Ladder(float(rate[k]), float(decay[k])), expected[k], rates)
-        if grown and not any(math.isclose(grown.decay, other.decay, rel_tol=1e-4) for other in found):
-            found.append(grown)
-        if len(found) == 3:
+        if grown and not any(math.isclose(grown.decay, other.decay, rel_tol=1e-4) for other in accepted):
+            accepted.append(grown)
+        if len(accepted) == 3:
             break
-    return found
+    return accepted
 
 
 def _guesses(number: int) -> tuple[Tensor, Tensor]:
@@ -439,13 +439,13 @@ def windows(samples: Samples) -> list[tuple[int, int]]:
     length = min(WINDOW, end - begin)
     if length < 2:
         return []
-    found = [(begin, begin + length)]
+    ranges = [(begin, begin + length)]
     steps = (samples.values[begin + 1 : begin + length] - samples.values[begin : begin + length - 1]).norm(dim=1)
     if float(steps.max()) > SPOILT * float(steps.median()):  # neighbouring rows of an encoding have equal distances
         short = max(min(length // 2, 64), 8)
         middle = begin + (end - begin - short) // 2
-        found += [(middle, middle + short), (end - short, end), (begin, begin + short)]
-    return found
+        ranges += [(middle, middle + short), (end - short, end), (begin, begin + short)]
+    return ranges
 
 
 def _grown(samples: Samples, channels: Channels, wave: Wave, begin: int, end: int, noise: Noise) -> Fit | None:

@@ -17,7 +17,7 @@ from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..encodings.grid_catalogue import GRIDS
 from . import rows as row_search
-from .candidates import Candidate, Found, Template, rank_candidates
+from .candidates import Candidate, SearchResult, Template, rank_candidates
 from .explain import channels_of, readings, wave_of
 from .fit import WELL, Channels, Fit, Noise, Samples, find, scattered, windows
 from .table import Refused, Table, angle_errors, grid_coordinates
@@ -47,7 +47,7 @@ class Option(NamedTuple):
     sure: bool
 
 
-def search(table: Table, lengths: tuple[int, ...]) -> Found:
+def search(table: Table, lengths: tuple[int, ...]) -> SearchResult:
     """The grid encodings that give a table of these lengths, after leading rows of zeros. Raises Refused for a table
     that cannot be one."""
     extra = table.number - math.prod(lengths)
@@ -63,38 +63,38 @@ def search(table: Table, lengths: tuple[int, ...]) -> Found:
     table.look()
     coordinates = grid_coordinates(lengths, extra, table.number)
     templates = templates_of(table.dim, len(lengths))
-    found = rank_candidates(table, list(_candidates(table, lines, templates, extra)), lambda _: coordinates, lengths)
-    if not found.fitting:
+    result = rank_candidates(table, list(_candidates(table, lines, templates, extra)), lambda _: coordinates, lengths)
+    if not result.fitting:
         custom = _custom(table, lines, extra)
         other = rank_candidates(table, [custom] if custom else [], lambda _: coordinates, lengths)
-        if other.fitting or not found.closest:
-            found = other
-    if not found.fitting and not found.closest:
-        found.reason = (
+        if other.fitting or not result.closest:
+            result = other
+    if not result.fitting and not result.closest:
+        result.reason = (
             f"each channel follows one axis of a grid of {' x '.join(map(str, lengths))}, but no ladder of frequencies "
             "gives them"
         )
-    return found
+    return result
 
 
 def templates_of(dim: int, number: int) -> list[Template]:
     """Every grid convention with this dim and number of axes."""
-    found = []
+    templates = []
     names = [*GRIDS, *(name for name, entry in catalogue.CATALOGUE.items() if entry.arrangement)]
     for rank, name in enumerate(names):
-        own = {} if name in GRIDS else {"axes": number}
+        args = {} if name in GRIDS else {"axes": number}
         try:
-            encoding = catalogue.convention(name, dim, **own)
+            encoding = catalogue.convention(name, dim, **args)
         except ValueError:
             continue
         if isinstance(encoding, GridEncoding) and encoding.ndim == number:
-            found.append(Template(name, encoding, _builder(name, dim, own), rank, tuple(own.items())))
-    return found
+            templates.append(Template(name, encoding, _builder(name, dim, args), rank, tuple(args.items())))
+    return templates
 
 
-def _builder(name: str, dim: int, own: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
+def _builder(name: str, dim: int, args: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
     """The `build` of a template: creates the convention with some fields overridden."""
-    return lambda fields: catalogue.convention(name, dim, **own, **fields)
+    return lambda fields: catalogue.convention(name, dim, **args, **fields)
 
 
 def lines_of(body: Tensor, lengths: Sequence[int], precision: float) -> Lines | None:
@@ -117,8 +117,8 @@ def lines_of(body: Tensor, lengths: Sequence[int], precision: float) -> Lines | 
     changes = spread > still
     axis = torch.where(changes.any(0), spread.argmax(0), NO_AXIS)
     one = changes.sum(0) == 1
-    own = torch.stack(moved).gather(0, axis.clamp_min(0)[None])[0] <= still
-    follows = (one & own)[axis != NO_AXIS]
+    unmoved = torch.stack(moved).gather(0, axis.clamp_min(0)[None])[0] <= still
+    follows = (one & unmoved)[axis != NO_AXIS]
     every = all(length == 1 or bool((axis == k).any()) for k, length in enumerate(lengths))
     if not every or float(follows.double().mean()) < MOST_CHANNELS:
         return None
@@ -133,7 +133,7 @@ def likely_shapes(flat: Tensor) -> list[tuple[int, int]]:
     factors = [width for width in range(2, math.isqrt(left) + 1) if left % width == 0]
     shapes = [shape for width in factors[-MOST_FACTORS:] for shape in {(left // width, width), (width, left // width)}]
     shapes.sort(key=lambda shape: (abs(math.log(shape[0] / shape[1])), shape))
-    found = []
+    likely = []
     columns = scattered(flat.shape[1], QUICK_COLUMNS)
     for height, width in shapes:
         # Two rows of the image nearly always decide: a column is equal in both, or constant along the first.
@@ -147,8 +147,8 @@ def likely_shapes(flat: Tensor) -> list[tuple[int, int]]:
             float((same | level)[changing].double().mean()) >= MOST_CHANNELS
             and lines_of(body, (height, width), 2.0**-8) is not None
         ):
-            found.append((height, width))
-    return found
+            likely.append((height, width))
+    return likely
 
 
 def _candidates(table: Table, lines: Lines, templates: list[Template], extra: int) -> Iterator[Candidate]:
@@ -220,8 +220,8 @@ def _options(
         return
     key = (where, row_search.key_of(channels))
     if key not in fits:
-        found = (find(samples, channels, noise, window, row_search.RATES) for window in windows(samples)[:1])
-        fits[key] = [fit for fit in found if fit and fit.error < WELL * abs(fit.wave.amplitude)]
+        attempts = (find(samples, channels, noise, window, row_search.RATES) for window in windows(samples)[:1])
+        fits[key] = [fit for fit in attempts if fit and fit.error < WELL * abs(fit.wave.amplitude)]
     for fit in fits[key]:
         if wave.decay * fit.wave.decay >= 0:
             for reading in readings(template, fit, samples, noise, channels):
@@ -257,12 +257,12 @@ def _custom(table: Table, lines: Lines, extra: int) -> Candidate | None:
         for axis in range(number):
             line = lines.values[axis][:, columns[axis]]
             try:
-                found = row_search.search(Table(line.to(table.storage)))
+                result = row_search.search(Table(line.to(table.storage)))
             except Refused:
                 break
-            if not found.fitting or not isinstance(found.fitting[0].candidate.encoding, Encoding):
+            if not result.fitting or not isinstance(result.fitting[0].candidate.encoding, Encoding):
                 break
-            axes.append(found.fitting[0].candidate.encoding)
+            axes.append(result.fitting[0].candidate.encoding)
         if len(axes) < number:
             continue
         try:
@@ -327,10 +327,10 @@ def shapes_of(flat: Tensor) -> tuple[list[tuple[int, ...]], bool]:
     """The shapes that a flattened grid may have, most likely first, and whether the table can only be a grid."""
     body = inside(flat)
     for rows in (body, flat, body[1:], flat[1:]):  # the last two: after a learned class token
-        found = _shapes_from_constant_columns(rows)
-        if found:
-            sure = len(rows) >= FEWEST_PLACES and all(min(shape) > 1 for shape in found)
-            return found, sure
+        shapes = _shapes_from_constant_columns(rows)
+        if shapes:
+            sure = len(rows) >= FEWEST_PLACES and all(min(shape) > 1 for shape in shapes)
+            return shapes, sure
     return [shape for shape in likely_shapes(body)[:MOST_SHAPES]], False
 
 
@@ -356,11 +356,11 @@ def _shapes_from_constant_columns(body: Tensor) -> list[tuple[int, ...]]:
     chains = [(a, b) for a, b in itertools.combinations(periods, 2) if b % a == 0]
     shapes: list[tuple[int, ...]] = [(number // b, b // a, a) for a, b in chains]
     shapes += [(number // a, a) for a in periods]
-    found = [shape for shape in shapes if lines_of(body, shape, 2.0**-24) is not None]
-    found.sort(key=lambda shape: (-len(shape), abs(math.log(shape[-1] / shape[-2]))))
+    confirmed = [shape for shape in shapes if lines_of(body, shape, 2.0**-24) is not None]
+    confirmed.sort(key=lambda shape: (-len(shape), abs(math.log(shape[-1] / shape[-2]))))
     if len(first) > counts[number] >= LEVEL * len(first):  # an axis of length 1
-        flat = [shape for shape in found if len(shape) == 2]
-        videos = found[: len(found) - len(flat)][:MOST_SHAPES]
-        found = [*videos, *((*shape[:at], 1, *shape[at:]) for shape in flat for at in range(3)), *flat]
-        found = found or [(1, number), (number, 1)]
-    return found[: 2 * MOST_SHAPES]
+        flat = [shape for shape in confirmed if len(shape) == 2]
+        videos = confirmed[: len(confirmed) - len(flat)][:MOST_SHAPES]
+        confirmed = [*videos, *((*shape[:at], 1, *shape[at:]) for shape in flat for at in range(3)), *flat]
+        confirmed = confirmed or [(1, number), (number, 1)]
+    return confirmed[: 2 * MOST_SHAPES]

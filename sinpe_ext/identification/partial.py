@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import grid as grid_search
 from . import rows as row_search
-from .candidates import Found
+from .candidates import SearchResult
 from .table import MOST_CHANNELS, Refused, Table
 
 FIRST_ROWS = 64
@@ -31,35 +31,35 @@ class View(NamedTuple):
     offset: int = 0
 
 
-def search(view: View) -> Found:
+def search(view: View) -> SearchResult:
     """The encodings of a view, ignoring rows around a grid and columns of zeros that no encoding explains."""
     rows, grid = view.rows, view.grid
     extra = len(rows) - math.prod(grid) if grid else 0
     if not extra or not bool(rows[:extra].any()):
         return _columns(view)
     if not bool(rows[-extra:].any()):
-        found = _columns(view._replace(rows=rows[:-extra]))
+        result = _columns(view._replace(rows=rows[:-extra]))
         which = _rows_named(extra, len(rows) - extra)
-        if found.fitting:
-            for item in found.fitting:
+        if result.fitting:
+            for item in result.fitting:
                 item.zero_rows += tuple(range(len(rows) - extra, len(rows)))
-            return _with_note(found, len(rows), f"the last {which} zero, no part of the grid")
-    found = _columns(view._replace(rows=rows[extra:], offset=extra))
-    for item in found.fitting:
+            return _with_note(result, len(rows), f"the last {which} zero, no part of the grid")
+    result = _columns(view._replace(rows=rows[extra:], offset=extra))
+    for item in result.fitting:
         item.offset = extra
         item.zero_rows = tuple(row + extra for row in item.zero_rows)
-    which = _rows_named(extra, 0)
-    return _with_note(found, len(rows), f"the first {which} not zero and no part of the grid, as a learned class token")
+    note = f"the first {_rows_named(extra, 0)} not zero and no part of the grid, as a learned class token"
+    return _with_note(result, len(rows), note)
 
 
-def _with_note(found: Found, number: int, note: str) -> Found:
+def _with_note(result: SearchResult, number: int, note: str) -> SearchResult:
     """The result of a search of some rows as one for the whole table of `number` rows."""
-    for item in found.fitting:
+    for item in result.fitting:
         item.rows = number
         item.note = "; ".join(filter(None, [note, item.note]))
-    if not found.fitting:
-        found.reason = f"{note}; without that: {found.reason}"
-    return found
+    if not result.fitting:
+        result.reason = f"{note}; without that: {result.reason}"
+    return result
 
 
 def _rows_named(number: int, first: int) -> str:
@@ -67,14 +67,14 @@ def _rows_named(number: int, first: int) -> str:
     return f"row ({first}) is" if number == 1 else f"{number} rows ({first} to {first + number - 1}) are"
 
 
-def _columns(view: View) -> Found:
+def _columns(view: View) -> SearchResult:
     """Searches all columns, or those that are not zero."""
     gone = zero_columns(view.rows)
     if not len(gone):
         return _whole(view)
-    found = _whole(view, strict=True)
-    if found.fitting and found.fitting[0].candidate.template.name != "custom":
-        return found
+    result = _whole(view, strict=True)
+    if result.fitting and result.fitting[0].candidate.template.name != "custom":
+        return result
     kept = torch.ones(view.rows.shape[1], dtype=torch.bool)
     kept[gone] = False
     rest = _whole(view._replace(rows=view.rows[:, kept]))
@@ -83,24 +83,25 @@ def _columns(view: View) -> Found:
         item.zero_columns = tuple(gone.tolist())
         of = view.grid or item.table.number - item.candidate.extra
         item.note = "; ".join(filter(None, [note.format(of), item.note]))
-    if found.fitting and (not rest.fitting or rest.fitting[0].candidate.template.name == "custom"):
-        return found
+    if result.fitting and (not rest.fitting or rest.fitting[0].candidate.template.name == "custom"):
+        return result
     if rest.fitting or view.known:
         return rest
     block = int(gone[-1] - gone[0]) + 1 == len(gone) and (not kept[0] or not kept[-1])
     if view.grid is None and not block:  # sines of whole turns are columns of zeros, too
-        found = _whole(view)
-    if found.fitting or found.closest or not rest.reason:
-        return found
+        result = _whole(view)
+    if result.fitting or result.closest or not rest.reason:
+        return result
     rest.reason = f"{columns_named(gone.tolist())} zero; of the others: {rest.reason}"
     return rest
 
 
-def _whole(view: View, *, strict: bool = False) -> Found:
+def _whole(view: View, *, strict: bool = False) -> SearchResult:
     """Searches a view as it is; a refusal becomes the reason."""
     channels = view.rows.shape[1]
     if channels > MOST_CHANNELS:
-        return Found(reason=f"its {channels} channels are more than the {MOST_CHANNELS} that encodings are tried with")
+        reason = f"its {channels} channels are more than the {MOST_CHANNELS} that encodings are tried with"
+        return SearchResult(reason=reason)
     try:
         table = Table(view.rows)
         table.offset = view.offset
@@ -108,7 +109,7 @@ def _whole(view: View, *, strict: bool = False) -> Found:
             return grid_search.search(table, view.grid)
         return row_search.search(table, known=view.known, strict=strict)
     except Refused as refusal:
-        return Found(reason=str(refusal))
+        return SearchResult(reason=str(refusal))
 
 
 def zero_columns(rows: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..encodings import catalogue, frequency
 from ..encodings.encoding import COS_FREQUENCIES, LAYOUTS, Encoding
-from .candidates import LADDER_FIELDS, Candidate, Found, Identified, Template, rank_candidates
+from .candidates import LADDER_FIELDS, Candidate, Identified, SearchResult, Template, rank_candidates
 from .explain import LENIENCE, MISROUNDED, channels_of, readings, wave_of
 from .fit import (
     COSINE,
@@ -57,7 +57,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {"doubled_index": [{"exponent_dim": 
 PADDING = 1.5  # bonus for fairseq over t2t if there is a padding row: fairseq's tables have it, t2t's do not
 
 
-def search(table: Table, *, known: bool = False, strict: bool = False, exchanged: bool = False) -> Found:
+def search(table: Table, *, known: bool = False, strict: bool = False, exchanged: bool = False) -> SearchResult:
     """The one-dimensional encodings that give these rows. Raises Refused for a table that cannot be one.
 
     Args:
@@ -73,22 +73,22 @@ def search(table: Table, *, known: bool = False, strict: bool = False, exchanged
     _refuse_constant(samples)
     templates = templates_of(table.dim)
     coordinates = coordinates_of(table)
-    found = rank_candidates(table, named(table, samples, templates), coordinates, None)
-    doubtful = bool(found.fitting) and not _fits_best(table, samples, found.fitting[0])
+    result = rank_candidates(table, named(table, samples, templates), coordinates, None)
+    doubtful = bool(result.fitting) and not _fits_best(table, samples, result.fitting[0])
     if known and not doubtful:
-        return found
-    if doubtful or not found.fitting:
+        return result
+    if doubtful or not result.fitting:
         blind = rank_candidates(table, fitted(table, samples, templates, strict), coordinates, None)
-        if blind.fitting or not (doubtful or found.closest) or (blind.closest and _is_closer(blind, found)):
-            found = blind
-    if not found.fitting and not found.closest:
-        found.reason = (not exchanged and not strict and _exchanged(table, samples)) or (
+        if blind.fitting or not (doubtful or result.closest) or (blind.closest and _is_closer(blind, result)):
+            result = blind
+    if not result.fitting and not result.closest:
+        result.reason = (not exchanged and not strict and _exchanged(table, samples)) or (
             f"{len(samples.rows)} rows are too few to fit one, and no convention as it is gives them"
             if len(samples.rows) < FEWEST_ROWS
             else "its columns are smooth, but no ladder of frequencies gives them (learned values, perhaps, or a "
             "flattened grid: pass shape=(H, W) or (T, H, W))"
         )
-    return found
+    return result
 
 
 def _fits_best(table: Table, samples: Samples, item: Identified) -> bool:
@@ -118,11 +118,11 @@ def _exchanged(table: Table, samples: Samples) -> str:
     for window in windows(exchanged)[:1]:
         fit = find(exchanged, channels, noise, window, RATES)
         if fit and fit.error < WELL * abs(fit.wave.amplitude):
-            found = search(Table(table.rows[:, exchange]), exchanged=True)
-            if found.fitting:
+            result = search(Table(table.rows[:, exchange]), exchanged=True)
+            if result.fitting:
                 return (
                     "cos stands before sin in each pair of channels, an order that no Encoding has; with the channels "
-                    f"of each pair exchanged it is {found.fitting[0].candidate.code}"
+                    f"of each pair exchanged it is {result.fitting[0].candidate.code}"
                 )
     return ""
 
@@ -149,7 +149,7 @@ def _refuse_constant(samples: Samples) -> None:
         raise Refused("all of its rows are equal")
 
 
-def _is_closer(one: Found, other: Found) -> bool:
+def _is_closer(one: SearchResult, other: SearchResult) -> bool:
     """Whether the closest encoding of one search is much nearer than that of another."""
     return bool(one.closest and other.closest and one.closest.verdict.rms < 0.5 * other.closest.verdict.rms)
 
@@ -161,27 +161,27 @@ def coordinates_of(table: Table) -> Callable[[int], list[Tensor]]:
 
 def templates_of(dim: int) -> list[Template]:
     """Every convention with this dim, then the other layouts of the family as "custom"."""
-    found = []
+    templates = []
     for rank, name in enumerate(catalogue.CATALOGUE):
         try:
             encoding = catalogue.convention(name, dim)
         except ValueError:
             continue
-        found.append(Template(name, encoding, _builder(name, dim), rank))
+        templates.append(Template(name, encoding, _builder(name, dim), rank))
         for given in VARIANTS.get(name, ()):
             build = _builder(name, dim, given)
             if build({}) != encoding:
-                found.append(Template(name, build({}), build, rank, tuple(given.items())))
-    known = {_key(axis_of(template)) for template in found}
+                templates.append(Template(name, build({}), build, rank, tuple(given.items())))
+    known = {_key(axis_of(template)) for template in templates}
     odd = ("truncate", "pad", "round") if dim % 2 else ("truncate",)
     for layout in LAYOUTS:
-        for own in COS_FREQUENCIES:
+        for cos_frequency in COS_FREQUENCIES:
             for policy in odd:
-                encoding = Encoding(dim, layout=layout, cos_frequency=own, odd=policy)
+                encoding = Encoding(dim, layout=layout, cos_frequency=cos_frequency, odd=policy)
                 if _key(encoding) not in known:
                     known.add(_key(encoding))
-                    found.append(Template("custom", encoding, encoding_builder(encoding), 100))
-    return found
+                    templates.append(Template("custom", encoding, encoding_builder(encoding), 100))
+    return templates
 
 
 def axis_of(template: Template) -> Encoding:
@@ -190,9 +190,9 @@ def axis_of(template: Template) -> Encoding:
     return template.encoding
 
 
-def _builder(name: str, dim: int, own: dict[str, Any] | None = None) -> Callable[[dict[str, Any]], Any]:
+def _builder(name: str, dim: int, args: dict[str, Any] | None = None) -> Callable[[dict[str, Any]], Any]:
     """The `build` of a template: creates the convention with some fields overridden."""
-    return lambda fields: catalogue.convention(name, dim, **{**(own or {}), **fields})
+    return lambda fields: catalogue.convention(name, dim, **{**(args or {}), **fields})
 
 
 def encoding_builder(encoding: Encoding) -> Callable[[dict[str, Any]], Any]:
@@ -221,13 +221,13 @@ def named(table: Table, samples: Samples, templates: list[Template]) -> list[Can
     for template in templates:
         if template.name == "custom":
             continue
-        own = axis_of(template)
-        channels = channels_of(own)
+        encoding = axis_of(template)
+        channels = channels_of(encoding)
         channels = Channels(channels.kinds[columns], channels.rungs[columns])
-        wave = wave_of(own)
-        for start in dict.fromkeys((own.start, *STARTS)):
+        wave = wave_of(encoding)
+        for start in dict.fromkeys((encoding.start, *STARTS)):
             for extra in dict.fromkeys((0, table.leading)):
-                if extra and start == extra + (own.start or 0):
+                if extra and start == extra + (encoding.start or 0):
                     continue
                 here = wave._replace(start=float(start - extra))
                 key = (here, _ends(channels))
@@ -236,8 +236,8 @@ def named(table: Table, samples: Samples, templates: list[Template]) -> list[Can
                     allowed = angle_errors(here, t, channels) + table.tolerance()
                     tried[key] = bool((((values - value).abs() <= allowed).all(1)).double().mean() > 0.5)
                 if tried[key]:
-                    fields = {} if start == own.start else {"start": start}
-                    cost = 1.0 * (len(fields) + len(template.own))
+                    fields = {} if start == encoding.start else {"start": start}
+                    cost = 1.0 * (len(fields) + len(template.args))
                     candidates.append(_candidate(table, template, fields, cost, True, extra))
     return [candidate for candidate in candidates if candidate is not None]
 
@@ -320,24 +320,24 @@ def _credible(fit: Fit, channels: Channels, rows: int, noise: Noise) -> bool:
 def _candidates_of_fit(table: Table, samples: Samples, template: Template, fit: Fit, noise: Noise) -> list[Candidate]:
     """The fit expressed as fields of a template."""
     encoding = axis_of(template)
-    own = wave_of(encoding)
-    if own.decay < 0 < fit.wave.decay:
+    wave = wave_of(encoding)
+    if wave.decay < 0 < fit.wave.decay:
         return []  # the convention has increasing frequencies
     extra = table.leading if fit.wave.start < 0 else 0
     moved = Samples(samples.rows - extra, samples.values)
     shifted = Fit(fit.wave._replace(start=fit.wave.start + extra), fit.slack, fit.error)
-    found = []
+    candidates = []
     uncertain = base_uncertainty(encoding, fit)
     for reading in readings(encoding, shifted, moved, noise):
         sure = certain(encoding, reading.fields, fit)
         if len(samples.rows) < FEWEST_ROWS and not certain(encoding, reading.fields, fit, 1.0):
             continue
-        cost = reading.cost + RISING * (own.decay * fit.wave.decay < 0)
+        cost = reading.cost + RISING * (wave.decay * fit.wave.decay < 0)
         candidate = _candidate(table, template, reading.fields, cost, sure, extra)
         if candidate and not sure and uncertain > UNCERTAIN:
             candidate.uncertain = uncertain
-        found.append(candidate)
-    return [candidate for candidate in found if candidate is not None]
+        candidates.append(candidate)
+    return [candidate for candidate in candidates if candidate is not None]
 
 
 def certain(template: Encoding, fields: dict[str, Any], fit: Fit, least: float = 0.05) -> bool:

@@ -59,8 +59,8 @@ class Swap:
         where = self.name or "(the model itself)"
         kind = self.old_class.rpartition(".")[2]
         if not self.swapped:
-            found = f"\n    recognized: {self.convention}" if self.convention else ""
-            return f"left     {where}: {kind}\n    {self.reason}{found}"
+            recognized = f"\n    recognized: {self.convention}" if self.convention else ""
+            return f"left     {where}: {kind}\n    {self.reason}{recognized}"
         angle = _angle_of(self.encoding)
         return (
             f"swapped  {where}: {kind}\n    {self.form}; {self.convention}"

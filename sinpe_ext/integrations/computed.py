@@ -138,11 +138,11 @@ class ScaledRows(ComputedRows):
         self, x: Tensor, pos: Tensor | None = None, seq_start_pos: Tensor | None = None, offset: Any = 0
     ) -> Tensor:
         options = {} if type(offset) is int and offset == 0 else {"offset": offset}
-        own: Any = super(DropIn, self)
+        original: Any = super(DropIn, self)
         held = self._sinpe_held()
         plain = pos is None or (pos.dim() == 1 and pos.dtype in (torch.int64, torch.int32, torch.float32))
         if seq_start_pos is not None or type(offset) is not int or not plain or self._sinpe_changed() or held is None:
-            rows: Tensor = own.forward(x, pos, seq_start_pos, **options)
+            rows: Tensor = original.forward(x, pos, seq_start_pos, **options)
             return rows
         if pos is None:
             rows = table(x.shape[1], self._sinpe_encoding, start=offset, dtype=held, device=x.device)
@@ -243,8 +243,8 @@ def _shaped(module: Any, key: str) -> list[Candidate] | Left | None:
         encodings: list[Any] = [convention(f"multidim{axes}d", dim)]
         if not _holds(encodings[0], held):  # another base
             shape = lengths if axes > 1 else None
-            found = identify(rows[0], shape=shape)
-            encodings = [match.encoding for match in found if _holds(match.encoding, held)]
+            matches = identify(rows[0], shape=shape)
+            encodings = [match.encoding for match in matches if _holds(match.encoding, held)]
         if not encodings:
             return Left("its rows are no convention that identify knows")
         with quiet(device):
@@ -302,9 +302,9 @@ def called_of(module: nn.Module) -> list[Candidate] | Left | None:
     for name, function in _methods(kind):
         # Only one level of calls is followed: through a library's base classes it would be the whole library.
         if _takes_positions(kind, name) and calls_sine(function, kind, depth=1):
-            found = _guarded(module, lambda name=name: _method_candidates(module, name, required))  # type: ignore[misc]
-            if found is not None:
-                return found
+            candidates = _guarded(module, lambda name=name: _method_candidates(module, name, required))  # type: ignore[misc]
+            if candidates is not None:
+                return candidates
     return None
 
 
@@ -353,18 +353,18 @@ def _timesteps(module: Any) -> list[Candidate] | Left | None:
         rank, rows = 2, run(tried, steps[:, None])[0]
     if rows is None or rows.dim() != 2 or len(rows) != STEPS:
         return None
-    found: list[Encoding] = []
+    encodings: list[Encoding] = []
     for spacing in SPACINGS:  # a large spacing of angles is less informative, so the last one found comes first
-        if found and found[0].position_scale == 1.0:
+        if encodings and encodings[0].position_scale == 1.0:
             break
         spaced = steps if spacing == 1.0 else steps.to(widest(device)) * spacing  # in float32 these would be rounded
         spaced_rows, _ = run(tried, _shape(spaced, rank))
         encoding = _known(None if spaced_rows is None else spaced_rows.float(), tuple(rows.shape))
         if encoding is not None:
-            found.insert(0, encoding.replace(position_scale=float(encoding.position_scale) / spacing))
-    if not found:
+            encodings.insert(0, encoding.replace(position_scale=float(encoding.position_scale) / spacing))
+    if not encodings:
         return None
-    encoding, reason = found[0], "its rows of timesteps are recognized, but "
+    encoding, reason = encodings[0], "its rows of timesteps are recognized, but "
     try:
         tables = tuple(key for key, value in _tensors(module) if _holds(encoding, value))
         check_stateless(tried, _shape(steps, rank))
@@ -373,7 +373,7 @@ def _timesteps(module: Any) -> list[Candidate] | Left | None:
         raise Unclear(reason + str(problem), encoding) from None
     candidates = []
     held_now = getattr(module, tables[0]).dtype if tables else None
-    for encoding in found:
+    for encoding in encodings:
         dtypes = _dtypes(lambda t, held: run_or_raise(_cast(tried, held), _shape(t, rank)), encoding, tables, device)
         options = {
             "_sinpe_rank": rank,
@@ -436,8 +436,8 @@ def _method_candidates(module: Any, name: str, required: int) -> list[Candidate]
         return None
 
     def rows_of(t: Tensor, held: Any = None) -> Tensor:
-        found: Tensor = method(t, *args[1:], **named)
-        return found
+        rows: Tensor = method(t, *args[1:], **named)
+        return rows
 
     encoding = _known(rows_of(steps), tuple(out.shape))
     if encoding is None:
@@ -550,7 +550,7 @@ def _dtypes(
     """
     scale = max(1.0, abs(float(encoding.position_scale)))
     exact = torch.tensor(EXACT, device=device) if scale == 1.0 else torch.tensor(EXACT_PARTS, device=device)
-    found = []
+    dtypes = []
     for held in HELD if tables else (None,):
         for input_dtype in DTYPES:
             try:
@@ -566,8 +566,8 @@ def _dtypes(
             ours = encode(t.float() if t.is_floating_point() else t, encoding, dtype=rows.dtype)
             limit = allowed(encoding, float(t.max()), rows.dtype)
             if (held is not None and held.itemsize == 2) or difference(rows, ours) <= limit:
-                found.append((held, input_dtype, rows.dtype))
-    return tuple(found)
+                dtypes.append((held, input_dtype, rows.dtype))
+    return tuple(dtypes)
 
 
 def _positions(encoding: Encoding, device: torch.device, kinds: set[torch.dtype]) -> Iterator[tuple[Tensor, float]]:
@@ -603,8 +603,8 @@ def _holds(encoding: Any, held: Tensor) -> bool:
     values = axis.frequencies_radians()
     if len(values) != held.numel() or not held.is_floating_point() or held.dtype.itemsize < 4:
         return False
-    own = torch.tensor(values, dtype=torch.float64)
-    return bool(((held.detach().cpu().double().reshape(-1) - own).abs() <= CLOSE * own.abs()).all())
+    expected = torch.tensor(values, dtype=torch.float64)
+    return bool(((held.detach().cpu().double().reshape(-1) - expected).abs() <= CLOSE * expected.abs()).all())
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
@@ -635,13 +635,13 @@ def _numbers(module: nn.Module) -> tuple[tuple[str, Any], ...]:
 
 def _methods(kind: type) -> list[tuple[str, Any]]:
     """The functions of a class and its bases below nn.Module, except forward."""
-    found: dict[str, Any] = {}
+    methods: dict[str, Any] = {}
     for made in kind.__mro__[: kind.__mro__.index(nn.Module)]:
         for name, value in vars(made).items():
             plain = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
             if isinstance(plain, types.FunctionType) and name != "forward" and not name.startswith("__"):
-                found.setdefault(name, plain)
-    return list(found.items())
+                methods.setdefault(name, plain)
+    return list(methods.items())
 
 
 def calls_sine(function: Any, kind: type, depth: int = 3) -> bool:
@@ -663,7 +663,7 @@ def _names(function: Any, kind: type, depth: int, seen: set[int]) -> Iterator[st
             yield name
             if not depth:
                 continue
-            for found in (plain.__globals__.get(name), *(vars(made).get(name) for made in classes)):
-                below = found.__func__ if isinstance(found, (staticmethod, classmethod)) else found
+            for member in (plain.__globals__.get(name), *(vars(made).get(name) for made in classes)):
+                below = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
                 if isinstance(below, types.FunctionType) and not str(below.__module__).startswith("torch"):
                     yield from _names(below, kind, depth - 1, seen)

@@ -87,13 +87,13 @@ def pictures_of(module: Any) -> list[Candidate] | Left | None:
     scale: Any = getattr(module, "scale", None)
     scale = 2 * math.pi if scale is None else scale
     grid = convention("detr2d", 2 * int(features), base=module.temperature)
-    found = []
+    candidates = []
     for offset in (0.0, -0.5) if normalize else (0.0,):
         options = {"_sinpe_normalize": bool(normalize), "_sinpe_scale": float(scale), "_sinpe_offset": offset}
         furthest, slack = (float(scale), NORMALISED) if normalize else (13.0, 1.0)
         probes = [Probe(args, {}, furthest, slack) for args in _arguments(mixin, int(features), offset)]
-        found.append(Candidate(mixin, grid, (), probes, options, "places of a feature map"))
-    return found
+        candidates.append(Candidate(mixin, grid, (), probes, options, "places of a feature map"))
+    return candidates
 
 
 def _arguments(mixin: type[PictureRows], features: int, offset: float) -> list[tuple[Any, ...]]:

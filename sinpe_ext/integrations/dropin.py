@@ -77,9 +77,9 @@ class DropIn:
         super()._apply(fn, recurse)  # type: ignore[misc]
         with torch.no_grad():
             for name in self._sinpe_tables:
-                own = tensor_of(self, name)
-                if own is not None and not own.is_meta and type(own) in (Tensor, nn.Parameter):
-                    write(self, name, self._sinpe_rows(name, own), in_place=True)
+                tensor = tensor_of(self, name)
+                if tensor is not None and not tensor.is_meta and type(tensor) in (Tensor, nn.Parameter):
+                    write(self, name, self._sinpe_rows(name, tensor), in_place=True)
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -88,8 +88,8 @@ class DropIn:
         return _rebuild, (*type(self).__bases__, self._sinpe_replaces), state
 
     def extra_repr(self) -> str:
-        own: str = super().extra_repr()  # type: ignore[misc]
-        return ", ".join(part for part in (own, repr(self._sinpe_encoding)) if part)
+        base_repr: str = super().extra_repr()  # type: ignore[misc]
+        return ", ".join(part for part in (base_repr, repr(self._sinpe_encoding)) if part)
 
 
 def class_of(mixin: Any, base: type, replaces: str = "forward") -> Any:
@@ -106,9 +106,9 @@ def _class_of(mixin: Any, base: Any, replaces: str) -> Any:
         if replaces != "forward":
             namespace[replaces] = mixin._sinpe_method
         elif mixin._sinpe_any_signature:  # accepts any argument names, and is shown with the module's own signature
-            own = mixin.forward
-            shown: Any = types.FunctionType(own.__code__, own.__globals__, "forward", own.__defaults__, own.__closure__)
-            shown.__kwdefaults__ = own.__kwdefaults__
+            fn = mixin.forward
+            shown: Any = types.FunctionType(fn.__code__, fn.__globals__, "forward", fn.__defaults__, fn.__closure__)
+            shown.__kwdefaults__ = fn.__kwdefaults__
             shown.__signature__ = inspect.signature(base.forward)
             namespace["forward"] = shown
         elif mixin._sinpe_synonyms.keys() & inspect.signature(base.forward).parameters.keys():
@@ -150,7 +150,7 @@ def isolated_copy(module: Any, as_it_is: bool = False, memo: dict[int, Any] | No
     copy.__dict__ = dict(module.__dict__)
     for name, value in module.__dict__.items():
         if name in ("_parameters", "_buffers") or name not in INTERNAL:
-            copy.__dict__[name] = own(value, memo)
+            copy.__dict__[name] = copy_mutable(value, memo)
     copy.__dict__["_non_persistent_buffers_set"] = set(module.__dict__["_non_persistent_buffers_set"])
     for name in _HOOKS:
         copy.__dict__[name] = type(copy.__dict__[name])()
@@ -171,16 +171,16 @@ def swapped_copy(
     copy.__dict__.update(_sinpe_encoding=encoding, _sinpe_tables=tables, **options)
     copy._sinpe_ready()
     for name in tables:
-        own = tensor_of(copy, name)
-        if own is not None:
-            write(copy, name, copy._sinpe_rows(name, own), in_place=False)
+        tensor = tensor_of(copy, name)
+        if tensor is not None:
+            write(copy, name, copy._sinpe_rows(name, tensor), in_place=False)
     return copy
 
 
 def apply_replacement(module: nn.Module, tried: Any) -> None:
     """Applies to a module the replacement that was verified on a copy."""
-    own = {name: value for name, value in tried.__dict__.items() if name.startswith("_sinpe_")}
-    module.__dict__.update(own)
+    attributes = {name: value for name, value in tried.__dict__.items() if name.startswith("_sinpe_")}
+    module.__dict__.update(attributes)
     for name in tried._sinpe_tables:
         rows = tensor_of(tried, name)
         if rows is not None:
@@ -194,19 +194,19 @@ def tensor_of(module: Any, name: str) -> Tensor | None:
     """A parameter, buffer or plain attribute of a module, if it is a tensor."""
     for members in ("_parameters", "_buffers"):
         if name in module.__dict__[members]:
-            found: Tensor | None = module.__dict__[members][name]
-            return found
+            tensor: Tensor | None = module.__dict__[members][name]
+            return tensor
     value = module.__dict__.get(name)
     return value if isinstance(value, Tensor) else None
 
 
 def write(module: Any, name: str, rows: Tensor, *, in_place: bool) -> None:
     """Writes values into a table, or replaces the table by a new tensor."""
-    own = tensor_of(module, name)
-    if in_place and own is not None:
+    tensor = tensor_of(module, name)
+    if in_place and tensor is not None:
         try:
-            with torch.inference_mode(own.is_inference()), torch.no_grad():
-                own.copy_(rows)
+            with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                tensor.copy_(rows)
             return
         except RuntimeError:  # an expanded tensor cannot be written to
             pass
@@ -226,7 +226,7 @@ SIMPLE = (bool, int, float, str, type(None), torch.dtype, torch.device, types.Fu
 MOST = 256  # largest number of values inside objects that are changed one by one
 
 
-def own(value: Any, memo: dict[int, Any]) -> Any:
+def copy_mutable(value: Any, memo: dict[int, Any]) -> Any:
     """A copy of everything that code could modify: tensors, containers, generators and plain objects; the rest is
     shared.
 
@@ -251,19 +251,19 @@ def own(value: Any, memo: dict[int, Any]) -> Any:
     elif isinstance(value, dict):
         made = copy.copy(value)
         memo[id(value)] = (value, made)
-        made.update({key: own(item, memo) for key, item in value.items()})
+        made.update({key: copy_mutable(item, memo) for key, item in value.items()})
     elif type(value) is list:
         made = []
         memo[id(value)] = (value, made)
-        made.extend(own(item, memo) for item in value)
+        made.extend(copy_mutable(item, memo) for item in value)
     elif type(value) in (tuple, set, frozenset):
-        made = type(value)([own(item, memo) for item in value])
+        made = type(value)([copy_mutable(item, memo) for item in value])
     elif _is_object(value):
         try:
             made = copy.copy(value)
             memo[id(value)] = (value, made)
             for name, item in vars(value).items():
-                made.__dict__[name] = own(item, memo)
+                made.__dict__[name] = copy_mutable(item, memo)
         except Exception:  # an object that cannot be copied is shared
             made = value
     else:
@@ -310,19 +310,19 @@ def same(a: Any, b: Any, without: tuple[str, ...] = (), seen: set[tuple[int, int
 
 def _held(module: nn.Module) -> dict[str, Any]:
     """A module's own attributes, parameters and buffers by name."""
-    own_ = {key: value for key, value in vars(module).items() if key not in INTERNAL | {"_parameters", "_buffers"}}
-    return {**module._parameters, **module._buffers, **own_}
+    attrs = {key: value for key, value in vars(module).items() if key not in INTERNAL | {"_parameters", "_buffers"}}
+    return {**module._parameters, **module._buffers, **attrs}
 
 
 def settings(module: nn.Module, without: tuple[str, ...] = ()) -> tuple[tuple[str, Any], ...]:
     """The simple values, (name, value), that a forward can read from a module or its classes."""
-    found: dict[str, Any] = {}
+    attrs: dict[str, Any] = {}
     for made in reversed(type(module).__mro__[: type(module).__mro__.index(nn.Module)]):
-        found.update({key: value for key, value in vars(made).items() if not isinstance(value, types.FunctionType)})
-    found.update(vars(module))
+        attrs.update({key: value for key, value in vars(made).items() if not isinstance(value, types.FunctionType)})
+    attrs.update(vars(module))
     return tuple(
         (key, value)
-        for key, value in found.items()
+        for key, value in attrs.items()
         if _simple(value)
         and key not in INTERNAL
         and key not in without

@@ -51,11 +51,11 @@ def plain_of(module: nn.Module, name: str, above: Sequence[nn.Module]) -> list[C
     left: dict[str, Left] = {}
     for key, table in _tables(module):
         by_name = by_class or (not rotary and bool(POSITIONAL.search(key)))
-        found = _of_table(module, key, table, by_name)
-        if isinstance(found, list):
-            return found
-        if found is not None and not rotary:
-            left[key] = found
+        result = _of_table(module, key, table, by_name)
+        if isinstance(result, list):
+            return result
+        if result is not None and not rotary:
+            left[key] = result
     return _joined(left)
 
 
@@ -233,8 +233,8 @@ def _of_table(module: nn.Module, key: str, table: Tensor, by_name: bool) -> list
     if not matches:
         return _not_known(module, key, table, matches)
     match = matches[0]
-    found = _with_match(module, key, table, rows, turned, match)
-    return None if isinstance(found, Left) and half_rotary(match) and not by_name else found
+    result = _with_match(module, key, table, rows, turned, match)
+    return None if isinstance(result, Left) and half_rotary(match) and not by_name else result
 
 
 def _not_known(module: nn.Module, key: str, table: Tensor, matches: Matches) -> Left | None:

@@ -76,13 +76,13 @@ def inputs_of(tried: Any, x: Tensor) -> list[Tensor]:
     named = {word for word in words if type(word) is int and abs(word) < 2**31}
     ids = torch.tensor(sorted({*PADDING, *named}))
     # Each of these ids occurs in an input, along with ids of all sizes.
-    found = [torch.randint(0, most, x.shape, generator=generator) for most in (3, 50, 2**16)]
+    inputs = [torch.randint(0, most, x.shape, generator=generator) for most in (3, 50, 2**16)]
     for start in range(0, len(ids), max(x.numel() // 2, 1)):
-        some = found[1].flatten().clone()
+        some = inputs[1].flatten().clone()
         part = ids[start : start + max(x.numel() // 2, 1)]
         some[torch.randperm(len(some), generator=generator)[: len(part)]] = part
-        found.append(some.reshape(x.shape))
-    return [part.to(x) for part in found]
+        inputs.append(some.reshape(x.shape))
+    return [part.to(x) for part in inputs]
 
 
 def check_stateless(tried: Any, x: Tensor) -> None:
@@ -128,7 +128,7 @@ def as_attributes(
     """The factors of x and of the rows, expressed as the attributes from which they are computed, and the names of
     these attributes."""
     names: list[str] = []
-    found: list[Factor] = [scale, factor]
+    factors: list[Factor] = [scale, factor]
     for name, value in vars(tried).items():
         if not number(value) or value <= 0:
             continue
@@ -137,16 +137,16 @@ def as_attributes(
         out, _ = run(changed_, x)
         if out is None or out.shape != x.shape or same_values(out, run_or_raise(tried, x)):
             continue
-        ways = [[now, *_powers(tried, name, now)] for now in found]
+        ways = [[now, *_powers(tried, name, now)] for now in factors]
         for pair in itertools.product(*ways):
             a, b = (getattr(changed_, now) if isinstance(now, str) else number_of(changed_, now) for now in pair)
             expected = float(a) * x.cpu().double() + float(b) * rows.cpu().double()
             size = max(1.0, abs(float(a)), abs(float(b)))
             if float((out.cpu().double() - expected).abs().max()) <= CLOSE * 4 * size:
-                found = list(pair)
+                factors = list(pair)
                 names.append(name)
                 break
-    return found[0], found[1], tuple(names)
+    return factors[0], factors[1], tuple(names)
 
 
 def _powers(tried: Any, name: str, now: Any) -> list[Factor]:
@@ -455,10 +455,10 @@ def _factor(tried: Any, dim: int, got: Tensor, of: Tensor, what: str) -> float:
     measured = float((got * of).sum() / of.square().sum())
     if not float((got - measured * of).abs().max()) <= rounding * max(1.0, abs(measured)) * 4:
         raise Unclear(f"its output is not a multiple of {what} plus something constant")
-    own = [float(value) for value in vars(tried).values() if number(value)]
-    own += [float(value) for value in tried._buffers.values() if value is not None and value.numel() == 1]
-    roots = [math.sqrt(value) for value in (*own, float(dim)) if value > 0]
-    known = [1.0, *own, *roots, *(1 / root for root in roots)]
+    attributes = [float(value) for value in vars(tried).values() if number(value)]
+    attributes += [float(value) for value in tried._buffers.values() if value is not None and value.numel() == 1]
+    roots = [math.sqrt(value) for value in (*attributes, float(dim)) if value > 0]
+    known = [1.0, *attributes, *roots, *(1 / root for root in roots)]
     nearest = min(known, key=lambda value: abs(value - measured))
     if not abs(nearest - measured) <= rounding * max(1.0, abs(measured)):
         raise Unclear(f"it multiplies {what} by {measured:.6g}, which no attribute explains")

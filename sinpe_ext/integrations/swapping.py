@@ -41,7 +41,7 @@ class Plan:
 
 def plans(model: nn.Module, angle: str, skip: Sequence[str], options: dict[str, Any]) -> list[Plan]:
     """A plan for every module that looks sinusoidal."""
-    found = []
+    planned = []
     every = dict(model.named_modules(remove_duplicate=False))
     # Trials create tensors on the CPU; where the device of a module matters, it is passed explicitly.
     with torch.device("cpu"), measure.one_thread():
@@ -52,8 +52,8 @@ def plans(model: nn.Module, angle: str, skip: Sequence[str], options: dict[str, 
             above = [every[".".join(steps[:k])] for k in range(len(steps))]  # from the model down
             plan = _plan(module, name, above, angle, options)
             if plan is not None:
-                found.append(plan)
-    return found
+                planned.append(plan)
+    return planned
 
 
 def _plan(module: nn.Module, name: str, above: Sequence[nn.Module], angle: str, options: dict[str, Any]) -> Plan | None:
@@ -63,7 +63,7 @@ def _plan(module: nn.Module, name: str, above: Sequence[nn.Module], angle: str, 
     if isinstance(module, torch.jit.ScriptModule):
         return None
     try:
-        found = _recognized(module, name, above)
+        recognized = _recognized(module, name, above)
     except ValueError as refused:  # a number of channels that the convention's library does not support either
         return Plan(module, name, str(refused))
     except (
@@ -72,15 +72,15 @@ def _plan(module: nn.Module, name: str, above: Sequence[nn.Module], angle: str, 
         AttributeError,
     ) as problem:  # a dtype or layout that cannot be read
         return Plan(module, name, f"it could not be looked at: {type(problem).__name__}: {str(problem)[:160]}")
-    if found is None:
+    if recognized is None:
         return None
-    if isinstance(found, Left):
-        return Plan(module, name, found.reason, found.encoding)
+    if isinstance(recognized, Left):
+        return Plan(module, name, recognized.reason, recognized.encoding)
     reason = _untouchable(module)
     if reason:
-        return Plan(module, name, reason, found[0].encoding)
+        return Plan(module, name, reason, recognized[0].encoding)
     first: Plan | None = None
-    for candidate in found:
+    for candidate in recognized:
         plan = _tried(module, name, candidate, angle, options)
         if plan.tried is not None:
             return plan
@@ -98,15 +98,15 @@ def _recognized(module: nn.Module, name: str, above: Sequence[nn.Module]) -> lis
         computed_of,
     )
     for of in ways:
-        found = of(module)
-        if found is not None:
-            return found
+        candidates = of(module)
+        if candidates is not None:
+            return candidates
     left = plain_of(module, name, above)
     if isinstance(left, list) or (left is not None and left.encoding is not None):
         return left
-    found = called_of(module)
-    if isinstance(found, list) or left is None:
-        left = found
+    candidates = called_of(module)
+    if isinstance(candidates, list) or left is None:
+        left = candidates
     kind = type(module).__name__
     if left is None and SINUSOIDAL.search(kind) and not ROTARY.search(kind) and not list(module.children()):
         return Left("it looks sinusoidal by its name; there is no drop-in for its class, and no table was recognized")
@@ -201,19 +201,19 @@ def name_of(encoding: Encoding | GridEncoding | None) -> str:
         return ""
     plain: Any = with_angle(encoding, "exact")
     if isinstance(plain, GridEncoding):
-        found = [(_other_fields(plain.axes, entry.axes), name) for name, entry in _known(GRIDS, plain)]
+        entries = [(_other_fields(plain.axes, entry.axes), name) for name, entry in _known(GRIDS, plain)]
     else:
-        found = [(_other_fields((plain,), (entry,)), name) for name, entry in _known(CATALOGUE, plain)]
-    fitting = [(len(fields), position) for position, (fields, _) in enumerate(found) if fields is not None]
+        entries = [(_other_fields((plain,), (entry,)), name) for name, entry in _known(CATALOGUE, plain)]
+    fitting = [(len(fields), position) for position, (fields, _) in enumerate(entries) if fields is not None]
     if not fitting:
         return repr(plain)
-    fields, name = found[min(fitting)[1]]
+    fields, name = entries[min(fitting)[1]]
     return ", ".join([name, *(fields or ())])
 
 
 def _known(names: Any, plain: Any) -> list[tuple[str, Any]]:
     """The conventions that exist with its dim and, for a grid, have its arrangement."""
-    found = []
+    known = []
     for name in names:
         try:
             entry: Any = convention(name, plain.dim)
@@ -223,8 +223,8 @@ def _known(names: Any, plain: Any) -> list[tuple[str, Any]]:
         except ValueError:  # a dim that the convention does not support, or axes that cannot be arranged so
             continue
         if fits:
-            found.append((name, entry))
-    return found
+            known.append((name, entry))
+    return known
 
 
 def _other_fields(axes: tuple[Encoding, ...], known: tuple[Encoding, ...]) -> list[str] | None:

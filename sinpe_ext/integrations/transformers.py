@@ -191,20 +191,20 @@ class FairseqRows(BufferRows):
         ids = not (input.is_floating_point() or input.is_complex() or input.dtype == torch.bool)
         if positions is not None or others or not ids or input.dim() != 2 or getattr(self, "onnx_trace", False):
             options = others if positions is None else {"positions": positions, **others}
-            own: Any = super(DropIn, self)
-            rows: Tensor = own.forward(input, incremental_state, timestep, **options)
+            original: Any = super(DropIn, self)
+            rows: Tensor = original.forward(input, incremental_state, timestep, **options)
             return rows
         batch, length = input.shape
         if incremental_state is None:
             absolute, _ = _positions.from_padding_idx(input, self.padding_idx)
-            return self._sinpe_found(absolute, self.padding_idx + 1 + length)
+            return self._sinpe_rows_at(absolute, self.padding_idx + 1 + length)
         if timestep is None:
             step = torch.full((1, 1), self.padding_idx + length, device=input.device)
-            return self._sinpe_found(step, self.padding_idx + length + 1).expand(batch, 1, -1)
+            return self._sinpe_rows_at(step, self.padding_idx + length + 1).expand(batch, 1, -1)
         step = (timestep.reshape(-1)[:1] + 1 + self.padding_idx).long().reshape(1, 1).to(input.device)
-        return self._sinpe_found(step).expand(batch, 1, -1)
+        return self._sinpe_rows_at(step).expand(batch, 1, -1)
 
-    def _sinpe_found(self, positions: Tensor, beyond: Any = None) -> Tensor:
+    def _sinpe_rows_at(self, positions: Tensor, beyond: Any = None) -> Tensor:
         """The rows at positions. In older releases the table is not a buffer, and each call converts it to the dtype of
         `_float_tensor`."""
         like = getattr(self, "_float_tensor", self.weights)
@@ -342,11 +342,11 @@ def _probes(mixin: type[BufferRows], module: nn.Module, rows: int, dim: int, wei
     if mixin is GivenRows:
         longest = longest.clamp_max(max(rows - 1 - int(getattr(module, "offset", 0)), 0))
         return [Probe((ids.clamp_max(int(longest.max())),), {}, 32), Probe((longest,), {}, rows)]
-    found = [Probe((ids,), {}, first + 9), Probe((ids,), past, first + 14), Probe((longest,), {}, first + length)]
+    probes = [Probe((ids,), {}, first + 9), Probe((ids,), past, first + 14), Probe((longest,), {}, first + length)]
     if issubclass(mixin, TokenOrEmbeddingRows):
         embeds = torch.zeros(1, 1, 1, device=device).expand(2, 7, dim)
-        found += [Probe((), {"inputs_embeds": embeds, **extra}, first + 12) for extra in ({}, past)]
+        probes += [Probe((), {"inputs_embeds": embeds, **extra}, first + 12) for extra in ({}, past)]
     if mixin is GivenOrTokenRows:
         position_ids = torch.randint(0, min(rows, 12), (3, 9), generator=generator).to(device)
-        found.append(Probe((ids,), {"position_ids": position_ids}, 12))
-    return found
+        probes.append(Probe((ids,), {"position_ids": position_ids}, 12))
+    return probes

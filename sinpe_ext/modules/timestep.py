@@ -117,10 +117,10 @@ def _one_dimensional(encoding: Any, dim: int, fields: dict[str, Any]) -> Encodin
             f"encoding: expected an Encoding or a convention's name, got {type(encoding).__name__}; pass "
             'encoding="ddpm" or convention("ddpm", dim)'
         )
-    found = resolve.encoding(encoding, dim)  # refuses grids
-    if found.dim != dim:
-        raise ValueError(f"encoding: expected dim {dim}, that of the layer, got {found.dim}; make them agree")
-    return found.replace(**fields) if fields else found
+    resolved = resolve.encoding(encoding, dim)  # refuses grids
+    if resolved.dim != dim:
+        raise ValueError(f"encoding: expected dim {dim}, that of the layer, got {resolved.dim}; make them agree")
+    return resolved.replace(**fields) if fields else resolved
 
 
 def _timesteps(t: Any) -> Tensor:

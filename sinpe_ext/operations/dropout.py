@@ -59,7 +59,7 @@ def seed_tensor(seed: Any, device: torch.device) -> Tensor:
     """A checked seed as an int64 tensor of shape () on `device`, or where `number` puts it; for None a seed is drawn
     from the device's generator."""
     if seed is None and not torch.compiler.is_compiling():
-        if can_draw_on_host(device):
+        if device.type == "cuda" and _can_draw_on_host(device):
             return number(draw(device), torch.int64, device)
         return torch.randint(INT64_MAX, (), dtype=torch.int64, device=device)
     if torch.compiler.is_compiling() and torch_state.is_exporting():
@@ -72,7 +72,7 @@ def seed_tensor(seed: Any, device: torch.device) -> Tensor:
         # A custom operator in a graph: the compiler would replace torch.randint by another random stream.
         return torch.ops.sinpe_ext.draw_seed.default(torch.empty((), dtype=torch.int64, device=device))
     if not isinstance(seed, Tensor) and isinstance(seed, torch.Generator):
-        if seed.device.type == "cuda" and can_draw_on_host(seed.device):
+        if seed.device.type == "cuda" and _can_draw_on_host(seed.device):
             return number(_drawn(seed), torch.int64, device)
         seed = torch.randint(INT64_MAX, (), generator=seed, dtype=torch.int64, device=seed.device)
         if seed.device == device:
@@ -84,10 +84,10 @@ def seed_tensor(seed: Any, device: torch.device) -> Tensor:
     return number(seed, torch.int64, device)
 
 
-def can_draw_on_host(device: torch.device) -> bool:
+def _can_draw_on_host(device: torch.device) -> bool:
     """Whether a seed for a CUDA device can be drawn without a kernel: not while a CUDA graph is captured, whose replays
     draw anew, nor under a mode or transform."""
-    return device.type == "cuda" and torch_state.read() is NOT_INTERCEPTED and not is_capturing(device)
+    return torch_state.read() is NOT_INTERCEPTED and not is_capturing(device)
 
 
 def draw(device: torch.device) -> int:

@@ -44,10 +44,10 @@ def report(env: dict[str, str], before: str = "") -> dict:
 
 
 def failing_report(env: dict[str, str], before: str = "") -> dict:
-    found = report(env, before)
-    assert found["compiled"] == [False] * 3
-    assert found["info"]["devices"]["cpu"]["backend"] == "eager"
-    return found
+    result = report(env, before)
+    assert result["compiled"] == [False] * 3
+    assert result["info"]["devices"]["cpu"]["backend"] == "eager"
+    return result
 
 
 # setting
@@ -235,33 +235,33 @@ print(sinpe_ext.table(40, 8).numpy().tobytes().hex())
     (tmp_path / "empty").mkdir()
     env.update(PATH=str(tmp_path / "empty"))
     env.pop("CXX", None)
-    found = failing_report(env, code)
-    assert "no C++ compiler was found" in found["info"]["devices"]["cpu"]["reason"]
-    assert "install g++" in found["info"]["devices"]["cpu"]["todo"]
-    assert found["warnings"] == [] and "Warning" not in found["stderr"]
+    result = failing_report(env, code)
+    assert "no C++ compiler was found" in result["info"]["devices"]["cpu"]["reason"]
+    assert "install g++" in result["info"]["devices"]["cpu"]["todo"]
+    assert result["warnings"] == [] and "Warning" not in result["stderr"]
 
     import sinpe_ext
 
-    assert found["stdout"].split()[0] == sinpe_ext.table(40, 8).numpy().tobytes().hex()
+    assert result["stdout"].split()[0] == sinpe_ext.table(40, 8).numpy().tobytes().hex()
 
 
 def test_cxx_that_does_not_exist_is_named(env):
-    found = failing_report({**env, "CXX": "/nonexistent/c++"})
-    assert "CXX=/nonexistent/c++ was not found" in found["info"]["devices"]["cpu"]["reason"]
-    assert found["warnings"] == []
+    result = failing_report({**env, "CXX": "/nonexistent/c++"})
+    assert "CXX=/nonexistent/c++ was not found" in result["info"]["devices"]["cpu"]["reason"]
+    assert result["warnings"] == []
 
 
 def test_jit_disabled(env):
-    found = failing_report({**env, "SINPE_EXT_JIT": "0"})
-    assert "SINPE_EXT_JIT=0" in found["info"]["devices"]["cpu"]["reason"]
-    assert found["warnings"] == [] and "compiling" not in found["stderr"]
+    result = failing_report({**env, "SINPE_EXT_JIT": "0"})
+    assert "SINPE_EXT_JIT=0" in result["info"]["devices"]["cpu"]["reason"]
+    assert result["warnings"] == [] and "compiling" not in result["stderr"]
 
 
 @needs_compiler
 def test_missing_ninja_is_named(env):
-    found = failing_report(env, "compilation.find_ninja = lambda environ=None: None\n")
-    assert "ninja" in found["info"]["devices"]["cpu"]["reason"]
-    assert found["info"]["devices"]["cpu"]["todo"] == "pip install ninja"
+    result = failing_report(env, "compilation.find_ninja = lambda environ=None: None\n")
+    assert "ninja" in result["info"]["devices"]["cpu"]["reason"]
+    assert result["info"]["devices"]["cpu"]["todo"] == "pip install ninja"
 
 
 def test_ninja_next_to_python_is_found_outside_path(tmp_path, monkeypatch):
@@ -271,9 +271,9 @@ def test_ninja_next_to_python_is_found_outside_path(tmp_path, monkeypatch):
 
 
 def test_old_torch_runs_eager_with_the_reason(env):
-    found = failing_report(env, 'import torch; torch.__version__ = "2.10.1+cpu"\n')
-    assert "torch 2.10.1+cpu is older than 2.11" in found["info"]["devices"]["cpu"]["reason"]
-    assert found["warnings"] == []
+    result = failing_report(env, 'import torch; torch.__version__ = "2.10.1+cpu"\n')
+    assert "torch 2.10.1+cpu is older than 2.11" in result["info"]["devices"]["cpu"]["reason"]
+    assert result["warnings"] == []
 
 
 @pytest.mark.bad_input(26, "eager")
@@ -283,29 +283,29 @@ def test_failing_compiler_warns_once_with_its_last_lines(env, tmp_path):
         tmp_path / "failing-g++",
         'for a in "$@"; do [ "$a" = -c ] && { seq -f "fault %g" 1 40; exit 1; }; done; exec c++ "$@"',
     )
-    found = failing_report({**env, "CXX": str(compiler)})
-    reason = found["info"]["devices"]["cpu"]["reason"]
+    result = failing_report({**env, "CXX": str(compiler)})
+    reason = result["info"]["devices"]["cpu"]["reason"]
     assert "the build failed" in reason and "fault 40" in reason and "fault 2\n" not in reason
-    assert len(found["warnings"]) == 1 and "fault 40" in found["warnings"][0]
-    assert found["stderr"].count("sinpe_ext: compiling") == 1 and " failed in " in found["stderr"]
+    assert len(result["warnings"]) == 1 and "fault 40" in result["warnings"][0]
+    assert result["stderr"].count("sinpe_ext: compiling") == 1 and " failed in " in result["stderr"]
 
 
 @needs_compiler
 def test_compiler_that_always_fails_is_reported(env, tmp_path):
     compiler = write_script(tmp_path / "broken", 'echo "licence expired"; exit 1')
-    found = failing_report({**env, "CXX": str(compiler)})
-    assert "licence expired" in found["info"]["devices"]["cpu"]["reason"]
-    assert len(found["warnings"]) == 1
+    result = failing_report({**env, "CXX": str(compiler)})
+    assert "licence expired" in result["info"]["devices"]["cpu"]["reason"]
+    assert len(result["warnings"]) == 1
 
 
 @needs_compiler
 def test_unwritable_cache_is_eager_without_a_warning(env, tmp_path):
     (tmp_path / "file").write_text("")
     cache = tmp_path / "file" / "below"
-    found = failing_report({**env, "SINPE_EXT_CACHE_DIR": str(cache)})
-    assert str(cache) in found["info"]["devices"]["cpu"]["reason"]
-    assert "SINPE_EXT_CACHE_DIR" in found["info"]["devices"]["cpu"]["todo"]
-    assert found["warnings"] == []
+    result = failing_report({**env, "SINPE_EXT_CACHE_DIR": str(cache)})
+    assert str(cache) in result["info"]["devices"]["cpu"]["reason"]
+    assert "SINPE_EXT_CACHE_DIR" in result["info"]["devices"]["cpu"]["todo"]
+    assert result["warnings"] == []
 
 
 @needs_compiler
@@ -313,8 +313,8 @@ def test_world_writable_cache_is_rejected(env, tmp_path):
     cache = tmp_path / "cache"
     cache.mkdir()
     cache.chmod(0o777)
-    found = failing_report(env)
-    assert "is not safe: every user may write" in found["info"]["devices"]["cpu"]["reason"]
+    result = failing_report(env)
+    assert "is not safe: every user may write" in result["info"]["devices"]["cpu"]["reason"]
 
 
 # reporting

@@ -120,10 +120,10 @@ def test_source_hash_ignores_what_is_not_compiled_in(tmp_path):
 
 def test_compiler_command_with_options_and_missing_compilers(tmp_path):
     fake = write_script(tmp_path / "g++", 'echo "fake g++ 1.0"')
-    found = compilation.find_compiler({"PATH": str(tmp_path)})
-    assert found == compilation.Compiler((str(fake),), os.path.realpath(fake), "fake g++ 1.0")
-    found = compilation.find_compiler({"PATH": str(tmp_path), "CXX": "g++ -m64"})
-    assert found.command == (str(fake), "-m64")
+    compiler = compilation.find_compiler({"PATH": str(tmp_path)})
+    assert compiler == compilation.Compiler((str(fake),), os.path.realpath(fake), "fake g++ 1.0")
+    compiler = compilation.find_compiler({"PATH": str(tmp_path), "CXX": "g++ -m64"})
+    assert compiler.command == (str(fake), "-m64")
     with pytest.raises(BuildUnavailable, match="no C.. compiler was found"):
         compilation.find_compiler({"PATH": str(tmp_path / "none")})
     with pytest.raises(BuildUnavailable, match="CXX=icpc was not found"):

@@ -280,8 +280,8 @@ folder = pathlib.Path(os.environ["SINPE_EXT_CACHE_DIR"]).parent / "gone"
 folder.mkdir()
 os.chdir(folder)
 folder.rmdir()
-found = loader.resolve("cpu")  # which imports setuptools
-assert found.backend == "compiled" or found.todo == "change to a folder that exists", found
+backend = loader.resolve("cpu")  # which imports setuptools
+assert backend.backend == "compiled" or backend.todo == "change to a folder that exists", backend
 """
     forked(PREAMBLE + code, env)
 
@@ -401,11 +401,11 @@ def remove():
 def either():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = loader.resolve("cpu")
-    if found.backend == "compiled":
+        backend = loader.resolve("cpu")
+    if backend.backend == "compiled":
         right()
     else:
-        assert found.reason and found.todo, found
+        assert backend.reason and backend.todo, backend
 real_rmtree = shutil.rmtree
 for step in STEPS:
     if step[1] != "rmtree":
@@ -435,8 +435,8 @@ rows = sinpe_ext.table(4, 6) if loader.use_backend("eager") else None
 shutil.rmtree(pathlib.Path(sinpe_ext.__file__).parent)
 assert torch.equal(sinpe_ext.table(4, 6), rows)
 loader.use_backend("auto")
-found = loader.resolve("cpu")
-assert found.backend == "eager" and "the C++ sources are not installed" in found.reason, found
+backend = loader.resolve("cpu")
+assert backend.backend == "eager" and "the C++ sources are not installed" in backend.reason, backend
 try:
     sinpe_ext.plot
     raise SystemExit("no error")

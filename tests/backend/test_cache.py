@@ -50,7 +50,7 @@ def test_no_home_directory(chosen: str | None, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv("SINPE_EXT_CACHE_DIR", chosen)
     with pytest.raises(BuildUnavailable, match="there is no home directory for the cache ~") as caught:
         build_cache.checked(create=True)
-    assert caught.value.todo == build_cache.OWN_FOLDER
+    assert caught.value.todo == build_cache.CACHE_TODO
     assert sinpe_ext.backend_info().cache_dir.startswith("none: there is no home directory")
 
 
@@ -112,13 +112,13 @@ def test_private_group_by_name_and_members(monkeypatch: pytest.MonkeyPatch) -> N
     import grp
 
     name = pwd.getpwuid(os.geteuid()).pw_name
-    for found, members, answer in (
+    for group_name, members, answer in (
         (name, [], True),
         (name, [name], True),
         (name, ["eve"], False),
         ("staff", [], False),
     ):
-        group = grp.struct_group((found, "x", 7, members))
+        group = grp.struct_group((group_name, "x", 7, members))
         monkeypatch.setattr(grp, "getgrgid", lambda number, group=group: group)
         assert build_cache._is_private(7) is answer
 
@@ -191,7 +191,7 @@ def test_unwritable_home_writes_nothing_elsewhere(tmp_path: Path) -> None:
     for name in ("temporary", "here"):
         (tmp_path / name).mkdir()
     env = environment(HOME="/proc/self/nowhere", XDG_CACHE_HOME=None, TMPDIR=str(tmp_path / "temporary"))
-    code = 'found = loader.resolve("cpu")\nprint(found.backend, found.reason)'
+    code = 'backend = loader.resolve("cpu")\nprint(backend.backend, backend.reason)'
     out, err = forked(PREAMBLE + code, {**env, "SMALL_SOURCES": str(sources)}, cwd=tmp_path / "here")
     assert out.startswith("eager") and "/proc/self/nowhere/.cache/sinpe_ext cannot be used" in out
     assert "Warning" not in err and not list((tmp_path / "temporary").iterdir())

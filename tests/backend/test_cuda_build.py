@@ -64,9 +64,9 @@ import json, torch
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     answers = [loader.compiled("cuda") for _ in range(3)]
-found = loader.resolve("cuda")
-key = {"compiled": answers, "reason": found.reason, "todo": found.todo, "how": found.how, "build": found.build}
-print(json.dumps({**key, "library": found.library, "warnings": [str(w.message) for w in caught],
+backend = loader.resolve("cuda")
+key = {"compiled": answers, "reason": backend.reason, "todo": backend.todo, "how": backend.how, "build": backend.build}
+print(json.dumps({**key, "library": backend.library, "warnings": [str(w.message) for w in caught],
                   "text": str(sinpe_ext.backend_info()), "started": torch.cuda.is_initialized()}))
 """
 
@@ -88,10 +88,10 @@ def report(env: dict[str, str], before: str = "") -> dict:
 
 
 def eager_report(env: dict[str, str], before: str = "", warnings: int = 0) -> dict:
-    found = report(env, before)
-    assert found["compiled"] == [False] * 3 and len(found["warnings"]) == warnings and not found["started"], found
-    assert "cuda: eager (" in found["text"]
-    return found
+    result = report(env, before)
+    assert result["compiled"] == [False] * 3 and len(result["warnings"]) == warnings and not result["started"], result
+    assert "cuda: eager (" in result["text"]
+    return result
 
 
 def cuda_torch(version: str = "12.8") -> str:
@@ -100,52 +100,52 @@ def cuda_torch(version: str = "12.8") -> str:
 
 @pytest.mark.builds
 def test_cpu_build_of_torch(env):
-    found = eager_report(env, 'import torch; torch.version.cuda = None; torch.__version__ = "2.13.0+cpu"\n')
-    assert found["reason"] == "torch 2.13.0+cpu is a CPU build" and "CUDA build of torch" in found["todo"]
+    result = eager_report(env, 'import torch; torch.version.cuda = None; torch.__version__ = "2.13.0+cpu"\n')
+    assert result["reason"] == "torch 2.13.0+cpu is a CPU build" and "CUDA build of torch" in result["todo"]
 
 
 @pytest.mark.builds
 def test_rocm_build_of_torch(env):
-    found = eager_report(env, 'import torch; torch.version.hip = "7.0"; torch.__version__ = "2.13.0+rocm7.0"\n')
-    assert found["reason"] == "torch 2.13.0+rocm7.0 is a ROCm build, for which there are no kernels"
+    result = eager_report(env, 'import torch; torch.version.hip = "7.0"; torch.__version__ = "2.13.0+rocm7.0"\n')
+    assert result["reason"] == "torch 2.13.0+rocm7.0 is a ROCm build, for which there are no kernels"
 
 
 @pytest.mark.builds
 def test_no_device_and_no_list(env):
     for listed in ({}, {"TORCH_CUDA_ARCH_LIST": " ; ,"}):  # an empty list counts as none
-        found = eager_report({**env, **listed}, cuda_torch())
-        assert "no CUDA device is visible" in found["reason"] and "TORCH_CUDA_ARCH_LIST" in found["todo"]
+        result = eager_report({**env, **listed}, cuda_torch())
+        assert "no CUDA device is visible" in result["reason"] and "TORCH_CUDA_ARCH_LIST" in result["todo"]
 
 
 def test_jit_disabled(env):
-    found = eager_report({**env, "SINPE_EXT_JIT": "0", "TORCH_CUDA_ARCH_LIST": "8.0"}, cuda_torch())
-    assert "SINPE_EXT_JIT=0" in found["reason"]
+    result = eager_report({**env, "SINPE_EXT_JIT": "0", "TORCH_CUDA_ARCH_LIST": "8.0"}, cuda_torch())
+    assert "SINPE_EXT_JIT=0" in result["reason"]
 
 
 @pytest.mark.builds
 @needs_compiler
 def test_nvcc_of_another_major_version(env, tmp_path):
     nvcc = write_nvcc(tmp_path / "nvcc", version="13.0.88")
-    found = eager_report({**env, "CUDACXX": str(nvcc), "TORCH_CUDA_ARCH_LIST": "8.0"}, cuda_torch())
-    assert "is of CUDA 13.0.88, and torch is built for CUDA 12.8" in found["reason"] and "12.x" in found["todo"]
+    result = eager_report({**env, "CUDACXX": str(nvcc), "TORCH_CUDA_ARCH_LIST": "8.0"}, cuda_torch())
+    assert "is of CUDA 13.0.88, and torch is built for CUDA 12.8" in result["reason"] and "12.x" in result["todo"]
 
 
 @needs_compiler
 def test_invalid_architecture_list_warns(env, tmp_path):
     nvcc = write_nvcc(tmp_path / "nvcc")
     env = {**env, "CUDACXX": str(nvcc), "TORCH_CUDA_ARCH_LIST": "sm_80"}
-    found = eager_report(env, cuda_torch(), warnings=1)
-    assert "got 'sm_80'" in found["reason"] and "got 'sm_80'" in found["warnings"][0]
+    result = eager_report(env, cuda_torch(), warnings=1)
+    assert "got 'sm_80'" in result["reason"] and "got 'sm_80'" in result["warnings"][0]
 
 
 @needs_compiler
 def test_failing_nvcc_warns_once_with_its_last_lines(env, tmp_path):
     nvcc = write_nvcc(tmp_path / "nvcc", 'seq -f "fault %g" 1 40; exit 1')
     env = {**env, "CUDACXX": str(nvcc), "TORCH_CUDA_ARCH_LIST": "8.0"}
-    found = eager_report(env, cuda_torch(), warnings=1)
-    assert "the build failed" in found["reason"] and "fault 40" in found["reason"]
-    assert "fault 2\n" not in found["reason"] and "fault 40" in found["warnings"][0]
-    assert found["stderr"].count("compiling the CUDA kernels once") == 1 and " failed in " in found["stderr"]
+    result = eager_report(env, cuda_torch(), warnings=1)
+    assert "the build failed" in result["reason"] and "fault 40" in result["reason"]
+    assert "fault 2\n" not in result["reason"] and "fault 40" in result["warnings"][0]
+    assert result["stderr"].count("compiling the CUDA kernels once") == 1 and " failed in " in result["stderr"]
     assert not list((tmp_path / "cache").glob("*/build-*"))
 
 
@@ -174,8 +174,8 @@ def test_prebuilt_library_is_used_only_if_it_fits_the_devices(change, reason, tm
         with pytest.raises(BuildUnavailable, match=reason):
             loader._load_prebuilt("cuda", package)
         return
-    found = loader._load_prebuilt("cuda", package)
-    assert found.backend == "compiled" and found.how == "prebuilt"
+    backend = loader._load_prebuilt("cuda", package)
+    assert backend.backend == "compiled" and backend.how == "prebuilt"
 
 
 def test_reason_from_the_install_is_reported(tmp_path):

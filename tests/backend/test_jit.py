@@ -20,11 +20,11 @@ USE = """
 before = dict(os.environ)
 assert loader.compiled("cpu"), sinpe_ext.backend_info()
 assert dict(os.environ) == before
-found = loader.resolve("cpu")
+backend = loader.resolve("cpu")
 import torch
 assert torch.ops.sinpe_ext.cpu_isa.default() == "small-7"
 assert sinpe_ext.backend_info().instruction_set == "small-7"
-print(found.how, found.library)
+print(backend.how, backend.library)
 """
 
 
@@ -78,7 +78,7 @@ def test_finished_build_is_used_without_a_compiler(built, tmp_path):
 
 
 @pytest.fixture
-def own_cache(built, tmp_path: Path) -> tuple[dict[str, str], Path]:
+def cache_copy(built, tmp_path: Path) -> tuple[dict[str, str], Path]:
     """A copy of the filled cache that a test may damage, and the library in it."""
     env, outputs = built
     cache = tmp_path / "cache"
@@ -87,8 +87,8 @@ def own_cache(built, tmp_path: Path) -> tuple[dict[str, str], Path]:
     return {**env, "SINPE_EXT_CACHE_DIR": str(cache)}, cache / library.parent.name / library.name
 
 
-def test_truncated_library_is_rebuilt(own_cache):
-    env, library = own_cache
+def test_truncated_library_is_rebuilt(cache_copy):
+    env, library = cache_copy
     library.write_bytes(library.read_bytes()[:1000])
     out, err = forked(PREAMBLE + USE, env)
     assert library_of(out) == library and err.count("compiling") == 1
@@ -96,8 +96,8 @@ def test_truncated_library_is_rebuilt(own_cache):
 
 @pytest.mark.builds
 @pytest.mark.bad_input(26, "compiled")
-def test_library_that_does_not_load_is_rebuilt(own_cache):
-    env, library = own_cache
+def test_library_that_does_not_load_is_rebuilt(cache_copy):
+    env, library = cache_copy
     library.write_bytes(b"not a library")
     marker = json.loads((library.parent / "done.json").read_text())
     marker["sha256"] = compilation.file_hash(library)

@@ -21,9 +21,9 @@ LOAD = """
 import sys
 from pathlib import Path
 from sinpe_ext.backend import loader
-found = loader._found["cpu"] = loader._load_prebuilt("cpu", Path(sys.argv[1]))
+backend = loader._found["cpu"] = loader._load_prebuilt("cpu", Path(sys.argv[1]))
 import test_stable_abi
-print(found.build["torch"], test_stable_abi.digest())
+print(backend.build["torch"], test_stable_abi.digest())
 """
 
 
@@ -36,8 +36,8 @@ def results() -> list[Tensor]:
     positions = torch.linspace(0, 1e6, 9).requires_grad_()
     ids = torch.arange(18).reshape(2, 9) % 7
     grid = sinpe.convention("mae2d", 12)
-    found = [sinpe.table(300, 12, start=-100, dtype=dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
-    found += [
+    values = [sinpe.table(300, 12, start=-100, dtype=dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+    values += [
         sinpe.encode(positions, 12),
         sinpe.add(x, positions=positions, scale=1.3, alpha=alpha, dropout=0.3, seed=5),
         sinpe.add_(x.detach().clone(), "t2t", start=2**40),
@@ -45,8 +45,8 @@ def results() -> list[Tensor]:
         sinpe.table((4, 5), grid),
         sinpe.add(x.detach()[:, :8].reshape(2, 2, 4, 12), grid, dropout=0.5, seed=7),
     ]
-    total = sum((part.float() * torch.cos(part.detach().float())).sum() for part in found if part.requires_grad)
-    return [*found, *torch.autograd.grad(total, (x, weight, alpha, positions))]
+    total = sum((part.float() * torch.cos(part.detach().float())).sum() for part in values if part.requires_grad)
+    return [*values, *torch.autograd.grad(total, (x, weight, alpha, positions))]
 
 
 def digest() -> str:

@@ -172,11 +172,11 @@ def test_memory_of_a_call() -> None:
     kept = torch.zeros(48 * MIB, dtype=torch.uint8)
     if memory.beyond(lambda: kept, [kept]) is None:
         pytest.skip("the peak cannot be measured on this system")
-    found = [
+    measured = [
         memory.beyond(call, [kept])
         for call in (lambda: kept.add_(1), lambda: kept + 1, lambda: (kept + 1) + 1, lambda: kept.view(-1))
     ]
-    assert [round(each / MIB / 48) for each in found if each is not None] == [0, 0, 1, 0]
+    assert [round(each / MIB / 48) for each in measured if each is not None] == [0, 0, 1, 0]
 
 
 def point(elements: int, floor: float, ours: float, **named: Any) -> dict[str, Any]:
@@ -215,9 +215,9 @@ def test_missed_targets() -> None:
     row = {"title": "add", "floor": "x.clone()", "ratio": 1.2, "target": 1.1, "met": False, "peers": [peer]}
     fine = {"title": "fine", "floor": "x.clone()", "ratio": 1.0, "target": 1.1, "met": True, "peers": []}
     import_time = {"title": "import", "value": 60.0, "unit": "ms", "target": 50.0, "met": False}
-    found: dict[str, Any] = {"rows": [row, fine, {"title": "no promise", "met": None}], "processes": [import_time]}
-    found |= {"flatness": report.flatness([point(2**24, 1, 2), point(2**26, 1, 1)])}
-    assert report.missed(found).splitlines() == [
+    results: dict[str, Any] = {"rows": [row, fine, {"title": "no promise", "met": None}], "processes": [import_time]}
+    results |= {"flatness": report.flatness([point(2**24, 1, 2), point(2**26, 1, 1)])}
+    assert report.missed(results).splitlines() == [
         "",
         "targets missed, 4 of 5:",
         "  add: 1.20 x x.clone(), target <= 1.1",
@@ -290,8 +290,8 @@ def test_measure_and_replot(tmp_path: Path) -> None:
     done = execute([*command, "-o", tmp_path / "r.json"], cwd=REPOSITORY)
     assert f"written: {tmp_path / 'r.json'}\ndrawn: {tmp_path / 'r.png'}" in done.stdout
     assert done.stderr.count("... ") == 18
-    found = json.loads((tmp_path / "r.json").read_text())
-    assert len(found["sizes"]) == 18 and found["flatness"] == [] and found["rows"] == []
+    results = json.loads((tmp_path / "r.json").read_text())
+    assert len(results["sizes"]) == 18 and results["flatness"] == [] and results["rows"] == []
     assert (tmp_path / "r.png").read_bytes()[:4] == b"\x89PNG"
     assert main(["--replot", str(tmp_path / "r.json"), "--plot", str(tmp_path / "again.svg")]) == 0
     picture = (tmp_path / "again.svg").read_text()

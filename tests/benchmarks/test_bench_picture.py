@@ -46,10 +46,10 @@ def test_replot(tmp_path: Path) -> None:
     assert (tmp_path / "sizes.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("found", ["no JSON", [], {}, {"sizes": [3]}, {"sizes": [{"ms": 1}]}, {"sizes": SIZES}])
-def test_replot_of_another_file(found: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", ["no JSON", [], {}, {"sizes": [3]}, {"sizes": [{"ms": 1}]}, {"sizes": SIZES}])
+def test_replot_of_another_file(content: Any, tmp_path: Path) -> None:
     source = tmp_path / "other.json"
-    source.write_text(found if isinstance(found, str) else json.dumps(found))
+    source.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(picture.Undrawn, match="^replot: expected a result of .*other.json .*; pass another$"):
         picture.again(str(source), None)
     with pytest.raises(picture.Undrawn, match="^replot: expected a result with sizes, got none"):

@@ -62,9 +62,9 @@ def logs(folder: Path) -> dict[str, str]:
 def test_first_steps(folder: Path) -> None:
     done = gpu_check(folder, fails="test_cuda_runtime")
     assert done.returncode == 1, done.stdout + done.stderr
-    found = results(folder)
-    assert " ".join(found) == FIRST
-    assert {name for name, result in found.items() if result != "passed"} == {"tests"}, found
+    outcomes = results(folder)
+    assert " ".join(outcomes) == FIRST
+    assert {name for name, result in outcomes.items() if result != "passed"} == {"tests"}, outcomes
     with tarfile.open(folder / "gpu_check.tar.gz") as packed:
         names = {Path(name).stem for name in packed.getnames()}
     assert names == {"gpu_check", "summary", "pytest", *FIRST.split()}

@@ -398,9 +398,9 @@ def test_table_of_a_grid_of_another_size(shape: tuple[int, int], extra_tokens: i
     )
     pe = sinpe.table(shape, "mae2d", dim=16, flatten=True, extra_tokens=extra_tokens).unsqueeze(0)
     size = f"{shape[0]} x {shape[1]}"
-    with pytest.warns(UserWarning, match=f"the same encoding for a grid of {size}, .* grid_shape is 32 x 32") as found:
+    with pytest.warns(UserWarning, match=f"the same encoding for a grid of {size}, .* grid_shape is 32 x 32") as caught:
         layer.load_state_dict({"pe": pe})
-    assert f"interpolated((32, 32), base_size={shape})" in str(found[0].message)
+    assert f"interpolated((32, 32), base_size={shape})" in str(caught[0].message)
     assert layer.encoding.interpolated((32, 32), base_size=shape).dim == 16
     with pytest.warns(UserWarning, match="it has .* rows, not the"):
         layer.load_state_dict({"pe": pe + 0.5})

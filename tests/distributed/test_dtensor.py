@@ -40,10 +40,10 @@ class Groups:
 
 @pytest.fixture(scope="module")
 def groups() -> Iterator[Groups]:
-    found = Groups()
-    yield found
-    found.end()
-    found.server.close()
+    started = Groups()
+    yield started
+    started.end()
+    started.server.close()
 
 
 @pytest.mark.parametrize("name", CASES)

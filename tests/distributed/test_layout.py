@@ -67,15 +67,15 @@ def test_layout(sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
         for coordinate in itertools.product(*(range(size) for size in sizes)):
             mesh = Mesh(sizes, coordinate)
             part = local_part(dense, mesh, placements)
-            found = dtensor.layout(mesh, placements, shape)  # type: ignore[arg-type]
-            assert found.sizes == tuple(part.shape) and found.part.shape == shape
-            box = tuple(slice(at, at + size) for at, size in zip(found.part.first, found.sizes, strict=True))
+            layout = dtensor.layout(mesh, placements, shape)  # type: ignore[arg-type]
+            assert layout.sizes == tuple(part.shape) and layout.part.shape == shape
+            box = tuple(slice(at, at + size) for at, size in zip(layout.part.first, layout.sizes, strict=True))
             assert torch.equal(dense[box], part), (placements, coordinate)
 
 
 def test_rank_outside_the_mesh() -> None:
-    found = dtensor.layout(Mesh([3], None), [Shard(1)], (2, 7))  # type: ignore[arg-type]
-    assert found.sizes == (2, 0) and dtensor.is_outside(Mesh([3], None))  # type: ignore[arg-type]
+    layout = dtensor.layout(Mesh([3], None), [Shard(1)], (2, 7))  # type: ignore[arg-type]
+    assert layout.sizes == (2, 0) and dtensor.is_outside(Mesh([3], None))  # type: ignore[arg-type]
 
 
 def test_simulated_ranks(backend: str) -> None:

@@ -103,8 +103,8 @@ def test_values(name: str, backend: str) -> None:
         encoding = sinpe.convention(name, dim)
         assert_float32(sinpe.encode(given, encoding), name, positions)
         got = sinpe.encode(given, encoding, dtype=torch.float64).numpy()
-        found = ulp.report(got, *double_double(name, dim, positions), "float64", positions, channels[dim])
-        assert found.worst <= FLOAT64_ULP.get(name, 1.0), f"{name}, dim {dim}, seed {SEED}: {found}"
+        report = ulp.report(got, *double_double(name, dim, positions), "float64", positions, channels[dim])
+        assert report.worst <= FLOAT64_ULP.get(name, 1.0), f"{name}, dim {dim}, seed {SEED}: {report}"
 
 
 @pytest.mark.thorough("test_values, at fewer positions")
@@ -233,8 +233,8 @@ def test_every_form_of_a_grid(name: str, dim: int, backend: str) -> None:
     tokens = torch.cat([torch.randn(2, 1, dim), x.flatten(1, -2)], 1)
     want = torch.cat([tokens[:, :1], tokens[:, 1:] + pe.flatten(0, -2)], 1)
     assert torch.equal(sinpe.add(tokens, name, grid_shape=shape, extra_tokens=1), want)
-    own = torch.tensor(cells)
-    assert torch.equal(sinpe.add(x.flatten(1, -2), name, positions=own), (x + pe).flatten(1, -2))
+    positions = torch.tensor(cells)
+    assert torch.equal(sinpe.add(x.flatten(1, -2), name, positions=positions), (x + pe).flatten(1, -2))
     corner = (2, 3, 1)[: len(shape)]
     cropped = [tuple(c + s for c, s in zip(cell, corner, strict=True)) for cell in cells]
     want = x + torch.from_numpy(float32(name, dim, cropped)).reshape(*shape, dim)

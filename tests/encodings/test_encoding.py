@@ -44,7 +44,7 @@ def channel_counts(e: Encoding) -> tuple[int, int, int]:
 def true_turns(e: Encoding) -> dict[tuple[str, int], mpmath.mpf]:
     """Exact frequency in turns for each (sin or cos, pair), in mpmath."""
     sin, cos, ladder_dim = channel_counts(e)
-    own = e.cos_frequency == "own"
+    per_channel = e.cos_frequency == "own"
     keys = [(kind, pair) for pair in range(max(sin, cos)) for kind in ("sin", "cos")]
     keys = [key for key in keys if key[1] < (sin if key[0] == "sin" else cos)]
     unit = {"radian": 1 / (2 * mpmath.pi), "half_turn": mpmath.mpf(1) / 2, "turn": mpmath.mpf(1)}[e.unit]
@@ -52,9 +52,9 @@ def true_turns(e: Encoding) -> dict[tuple[str, int], mpmath.mpf]:
     turns = {}
     for place, (kind, pair) in enumerate(keys):
         if e.frequencies is not None:
-            w = exact(e.frequencies[place if own else pair])
+            w = exact(e.frequencies[place if per_channel else pair])
         else:
-            index = pair + mpmath.mpf(own and kind == "cos") / 2
+            index = pair + mpmath.mpf(per_channel and kind == "cos") / 2
             w = mpmath.power(exact(e.base), -exact(e.exponent_scale) * index / half if half else 0)
         turns[kind, pair] = unit * w * exact(e.position_scale)
     return turns
@@ -187,19 +187,19 @@ LAYOUT_TABLE = [  # dim, layout, odd -> channels as s0 c0 s1 ..., "-" for a zero
 @pytest.mark.parametrize(("dim", "layout", "odd", "expected"), LAYOUT_TABLE)
 def test_layout(dim: int, layout: str, odd: str, expected: str, cos_frequency: str) -> None:
     e = Encoding(dim, layout=layout, odd=odd, cos_frequency=cos_frequency)
-    p, found, count = plan(e), [], {0: 0, 1: 0}
+    p, labels, count = plan(e), [], {0: 0, 1: 0}
     with mpmath.workprec(300):
         turns = true_turns(e)
         for f, entry in zip(p.channel_turns(), p.channels(), strict=True):
             if entry is None:
-                found.append("-")
+                labels.append("-")
                 assert f == 0.0
                 continue
             key = ("cos" if entry[1] else "sin", count[entry[1]])
             count[entry[1]] += 1
-            found.append(f"{key[0][0]}{key[1]}")
+            labels.append(f"{key[0][0]}{key[1]}")
             assert f == float(turns[key])
-    assert " ".join(found) == expected
+    assert " ".join(labels) == expected
     flipped = p.partner()
     assert flipped.channel_turns() == p.channel_turns() and flipped.partner().packed == p.packed
     assert [c and (c[0], 1 - c[1]) for c in flipped.channels()] == p.channels()

@@ -96,16 +96,16 @@ def test_gradients_are_deterministic(backend: str) -> None:
     ids = torch.where(torch.rand(16, 64) < 0.5, 7, torch.randint(0, 400, (16, 64)))
     grad, before = torch.randn(16, 64, 300), torch.get_num_threads()
     try:
-        found = []
+        results = []
         for threads in (1, 2, 4, 4):
             torch.set_num_threads(threads)
             out = sinpe.embed(ids, weight, dropout=P, seed=SEED)
-            found.append((out.detach(), *torch.autograd.grad(out, weight, grad)))
+            results.append((out.detach(), *torch.autograd.grad(out, weight, grad)))
     finally:
         torch.set_num_threads(before)
-    for each in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(each, found[0], strict=True))
-    assert bool((found[0][1][400:] == 0).all())
+    for each in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(each, results[0], strict=True))
+    assert bool((results[0][1][400:] == 0).all())
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -196,11 +196,11 @@ def test_narrow_rows_accumulate_in_float32(dtype: torch.dtype, backend: str) -> 
         return sinpe.embed(ids, w).sum()
 
     given = weight.clone().requires_grad_()
-    found = [torch.autograd.grad(loss(given), given)[0], torch.func.grad(loss)(weight)]
-    found.append(torch.func.vmap(torch.func.grad(loss))(weight.unsqueeze(0))[0])
+    gradients = [torch.autograd.grad(loss(given), given)[0], torch.func.grad(loss)(weight)]
+    gradients.append(torch.func.vmap(torch.func.grad(loss))(weight.unsqueeze(0))[0])
     with FlopCounterMode(display=False):
-        found.append(torch.autograd.grad(loss(given), given)[0])
-    for grad in found:
+        gradients.append(torch.autograd.grad(loss(given), given)[0])
+    for grad in gradients:
         assert bool((grad[0] == want).all()) and bool((grad[1:] == 0).all())
 
 

@@ -88,7 +88,7 @@ def test_backward(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, f
     row, dropout = draw(rows(encoding, shape.batch, shape.length, real)), draw(dropouts())
     alpha = torch.tensor([draw(st.sampled_from((1.0, 0.3, -2.0)))], dtype=draw(st.sampled_from(DTYPES[::3])))
     learned = draw(st.booleans())
-    found = {}
+    grads = {}
     for backend in BACKENDS:
         with use(backend):
             mine, factor = x.detach().clone().requires_grad_(), alpha.clone().requires_grad_(learned)
@@ -99,13 +99,13 @@ def test_backward(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, f
             arguments.update(shape.arguments(), scale=scale, alpha=factor, **dropout.arguments())
             call = sinpe.add if form == "add" else lambda t, *a, **k: sinpe.add_(t * 1, *a, **k)
             got = call(mine, encoding, **arguments)
-            found[backend] = torch.autograd.grad(got, inputs, grad)
-            check_gradients(found[backend], encoding, shape, grad, scale, alpha, dropout, row, learned, real)
-    assert same(found["compiled"][0], found["eager"][0])
+            grads[backend] = torch.autograd.grad(got, inputs, grad)
+            check_gradients(grads[backend], encoding, shape, grad, scale, alpha, dropout, row, learned, real)
+    assert same(grads["compiled"][0], grads["eager"][0])
 
 
 def check_gradients(
-    found: tuple[Tensor, ...],
+    grads: tuple[Tensor, ...],
     encoding: Encoding,
     shape: Shape,
     grad: Tensor,
@@ -116,7 +116,7 @@ def check_gradients(
     learned: bool,
     real: bool,
 ) -> None:
-    to_x, *others = found
+    to_x, *others = grads
     assert same(to_x, expected_gradient(grad, scale, dropout.rate, dropout.seed))
     wide = kept_gradient(grad, dropout.rate, dropout.seed).permute(shape.order)
     if row.mask is not None:

@@ -266,7 +266,7 @@ def test_backward(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype, c
     form = draw(forms(grid, least=1))
     at, dropout, scale = draw(where(grid, form)), draw(dropouts()), draw(st.sampled_from(FACTORS[:8]))
     x, grad = draw(views(form.shape, dtype, expanded=False))[1], draw(gradients(form.shape, dtype))
-    acc, found = acc_of(dtype), {}
+    acc, by_backend = acc_of(dtype), {}
     given = at.arguments.get("positions", torch.zeros(0, dtype=torch.int64))
     moves = given.is_floating_point() and bool((given.abs() < 2**20).all())
     for backend in BACKENDS:
@@ -281,7 +281,7 @@ def test_backward(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype, c
             made = sinpe.add(mine, grid, **arguments) if call == "add" else sinpe.add_(mine * 1, grid, **arguments)
             to_x, to_alpha, *to_positions = torch.autograd.grad(made, inputs, grad)
             assert same(to_x, expected_gradient(grad, scale, dropout.rate, dropout.seed))
-            found[backend] = to_x
+            by_backend[backend] = to_x
             wide = form.canonical(kept_gradient(grad, dropout.rate, dropout.seed))
             wide = wide if at.mask is None else torch.where(broadcast_to_rows(at.mask.unsqueeze(-1), wide), 0.0, wide)
             pe = truth(grid, at.at, acc).double()
@@ -289,7 +289,7 @@ def test_backward(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype, c
                 check_sum(to_alpha, wide * broadcast_to_rows(pe, wide))
             if moves:
                 check_coordinates(to_positions[0].reshape(at.at.shape), wide, grid, at.at, acc)
-    assert same(found["compiled"], found["eager"])
+    assert same(by_backend["compiled"], by_backend["eager"])
 
 
 def check_coordinates(got: Tensor, wide: Tensor, grid: GridEncoding, at: Tensor, acc: torch.dtype) -> None:

@@ -56,8 +56,8 @@ def check_against_mpmath(rows: Tensor, encoding: Encoding, at: list[Any]) -> Non
     if not rows.numel() or not all(math.isfinite(p) for p in at):
         return
     each = max(1, min(encoding.dim, 40 // len(at)))
-    found = compare(rows, encoding, at, some_channels(len(at), encoding.dim, each))
-    assert found.worst <= ULP[rows.dtype], str(found)
+    report = compare(rows, encoding, at, some_channels(len(at), encoding.dim, each))
+    assert report.worst <= ULP[rows.dtype], str(report)
 
 
 @given(named_encodings(), st.integers(0, 40), whole_positions(), st.sampled_from(DTYPES))

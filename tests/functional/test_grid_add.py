@@ -153,8 +153,8 @@ def test_add(backend: str, name: str, form: str) -> None:
         assert sinpe.add(given, grid, **arguments, **FORMULA, out=out) is out and torch.equal(out, got)
         strided = nan_like(torch.stack([given, given], -1))[..., 0]
         assert torch.equal(sinpe.add(given, grid, **arguments, **FORMULA, out=strided), got)
-        own = given.clone()
-        assert sinpe.add_(own, grid, **arguments, **FORMULA) is own and torch.equal(own, got)
+        target = given.clone()
+        assert sinpe.add_(target, grid, **arguments, **FORMULA) is target and torch.equal(target, got)
         if "extra_tokens" in arguments:
             assert torch.equal(got[:, :3], given[:, :3] * 2)
         # The mask depends on the seed and on the element's index in the given tensor.

@@ -60,9 +60,9 @@ def test_gradients_in_place(backend: str) -> None:
     leaves = (x, alpha)
     for more in ({}, {"positions": places}):
         want = torch.autograd.grad(sinpe.add(x, grid, **options, **more).square().sum(), leaves)
-        own = x * 1.0
-        got = sinpe.add_(own, grid, **options, **more)
-        assert got is own
+        target = x * 1.0
+        got = sinpe.add_(target, grid, **options, **more)
+        assert got is target
         for a, b in zip(torch.autograd.grad(got.square().sum(), leaves), want, strict=True):
             assert torch.allclose(a, b, rtol=1e-13, atol=1e-12)
     with pytest.raises(RuntimeError, match="leaf"):

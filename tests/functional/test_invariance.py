@@ -118,9 +118,9 @@ def compiled_digest() -> str:
 
 @pytest.mark.parametrize("isa", ["default", "v3", "v4"])
 def test_result_does_not_depend_on_instruction_set(isa: str, request: pytest.FixtureRequest) -> None:
-    found = loader.resolve("cpu")
-    if found.backend != "compiled" or request.config.getoption("--require-backend") == "eager":
-        pytest.skip(f"no compiled backend: {found.reason}")
+    cpu = loader.resolve("cpu")
+    if cpu.backend != "compiled" or request.config.getoption("--require-backend") == "eager":
+        pytest.skip(f"no compiled backend: {cpu.reason}")
     here = os.path.dirname(__file__)
     env = {**os.environ, "SINPE_EXT_CPU_ISA": isa, "SINPE_EXT_BACKEND": "compiled"}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))

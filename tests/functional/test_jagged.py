@@ -55,16 +55,16 @@ def weight(dtype: torch.dtype = torch.float32) -> Tensor:
 
 def call_per_sequence(call: Callable[..., Tensor], t: Tensor, **given: Any) -> Tensor:
     """Concatenated results of a call for each sequence alone."""
-    start, found = given.pop("start", 0), []
+    start, results = given.pop("start", 0), []
     for k, (part, place) in enumerate(zip(t.split(LENGTHS), PLACE.split(LENGTHS), strict=True)):
-        own = dict(given)
+        options = dict(given)
         if "positions" in given:
-            own["positions"] = given["positions"].split(LENGTHS)[k]
+            options["positions"] = given["positions"].split(LENGTHS)[k]
         else:
-            own["start"] = start[k] if isinstance(start, Tensor) and start.dim() and start.numel() > 1 else start
+            options["start"] = start[k] if isinstance(start, Tensor) and start.dim() and start.numel() > 1 else start
         assert len(place) == len(part)
-        found.append(call(part, **own))
-    return torch.cat(found)
+        results.append(call(part, **options))
+    return torch.cat(results)
 
 
 # All options except dropout, whose mask is indexed over all values.
@@ -117,7 +117,7 @@ def test_embed_equals_embed_per_sequence(form: str, dtype: torch.dtype, backend:
     given = {"encoding": T2T, "padding_idx": 3} | FORMS[form]
     ids = jagged(tokens())
     got: Any = sinpe.embed(ids, weight(dtype), **with_jagged(given, ids))
-    alone = call_per_sequence(lambda part, **own: sinpe.embed(part, weight(dtype), **own), tokens(), **given)
+    alone = call_per_sequence(lambda part, **options: sinpe.embed(part, weight(dtype), **options), tokens(), **given)
     assert torch.equal(got.values(), alone) and got.dtype == dtype
     check_usable(got, ids)
 
@@ -241,10 +241,10 @@ def test_in_place_and_out(mode: Callable[[], Any], way: str, backend: str) -> No
 
 
 def gradients(call: Callable[..., Tensor], *leaves: Tensor) -> tuple[Tensor, ...]:
-    own = [leaf.clone().requires_grad_() for leaf in leaves]
-    result: Any = call(*own)
+    copies = [leaf.clone().requires_grad_() for leaf in leaves]
+    result: Any = call(*copies)
     values = result.values() if result.layout == torch.jagged else result
-    return torch.autograd.grad((values.double() ** 3).sum(), own)
+    return torch.autograd.grad((values.double() ** 3).sum(), copies)
 
 
 DROPPED: dict[str, Any] = {"dropout": 0.3, "seed": 5, "scale": 2.0}
@@ -275,24 +275,24 @@ def test_second_derivative_of_a_jagged_leaf(backend: str) -> None:
         list(x(torch.float64).split(LENGTHS)), layout=torch.jagged, requires_grad=True
     )
     theirs = x(torch.float64).requires_grad_()
-    found = []
+    derivatives = []
     for leaf, options in ((ours, {}), (theirs, {"positions": PLACE})):
         summed = (sinpe.add(leaf, alpha=alpha, **DROPPED, **options) ** 3).sum()
         to_x, to_alpha = torch.autograd.grad(summed, (leaf, alpha), create_graph=True)
         second = torch.autograd.grad((to_x**2).sum() + to_alpha.sum() ** 2, (leaf, alpha))
-        found.append([t.values() if t.layout == torch.jagged else t for t in (to_x, to_alpha, *second)])
-    for our, their in zip(*found, strict=True):
+        derivatives.append([t.values() if t.layout == torch.jagged else t for t in (to_x, to_alpha, *second)])
+    for our, their in zip(*derivatives, strict=True):
         torch.testing.assert_close(our, their, rtol=1e-12, atol=1e-12)
 
 
 def test_second_derivative_of_embed(backend: str) -> None:
-    found = []
+    derivatives = []
     for ids, options in ((jagged(tokens()), {}), (tokens(), {"positions": PLACE})):
         leaf = weight(torch.float64).requires_grad_()
         summed = (sinpe.embed(ids, leaf, **DROPPED, **options) ** 3).sum()
         (first,) = torch.autograd.grad(summed, leaf, create_graph=True)
-        found.append((first, *torch.autograd.grad((first**2).sum(), leaf)))
-    for our, their in zip(*found, strict=True):
+        derivatives.append((first, *torch.autograd.grad((first**2).sum(), leaf)))
+    for our, their in zip(*derivatives, strict=True):
         torch.testing.assert_close(our, their, rtol=1e-12, atol=1e-12)
 
 
@@ -384,11 +384,11 @@ WITHOUT: dict[str, Callable[[], Any]] = {
 def test_unsupported_torch_features_raise(who: str) -> None:
     """Or gives the right values, if a later release supports it."""
     try:
-        found = WITHOUT[who]()
+        result = WITHOUT[who]()
     except Exception as error:
         assert str(error)
     else:
-        assert torch.equal(found.reshape(ROWS, D), Encoded()(x()))
+        assert torch.equal(result.reshape(ROWS, D), Encoded()(x()))
 
 
 # torch.compile
@@ -420,15 +420,15 @@ def check_compiled(call: Callable[..., Any], to: str) -> int:
     counter = CompileCounterWithBackend(to)
     compiled = torch.compile(call, fullgraph=True, backend=counter)
     for k in range(4):
-        rows, found = sum(batch(k)), []
+        rows, results = sum(batch(k)), []
         for f in (compiled, call):
             leaves, t = parameters(), jagged(x(rows=rows), batch(k))
             ids = torch.nested.nested_tensor_from_jagged(tokens(rows), t.offsets())
             y = f(t, ids, *leaves)
             (y.values() ** 2).sum().backward()
             assert (y + t).shape[1] == t.shape[1]
-            found.append([y.values().detach(), *(leaf.grad for leaf in leaves)])
-        for ours, theirs in zip(*found, strict=True):
+            results.append([y.values().detach(), *(leaf.grad for leaf in leaves)])
+        for ours, theirs in zip(*results, strict=True):
             torch.testing.assert_close(ours, theirs, **SUMMED)
     return counter.frame_count
 
@@ -452,12 +452,12 @@ def test_layer_compiles_to_one_graph(name: str, reset_dynamo: None) -> None:
     compiled = torch.compile(layer, fullgraph=True, backend=counter)
     for k in range(3):
         t = jagged(data(rows=sum(batch(k))), batch(k))
-        found = []
+        both = []
         for f in (compiled, layer):
             torch.manual_seed(k)
             y: Any = f(t)
-            found.append([y.values().detach(), *torch.autograd.grad((y.values() ** 2).sum(), list(layer.parameters()))])
-        for ours, theirs in zip(*found, strict=True):
+            both.append([y.values().detach(), *torch.autograd.grad((y.values() ** 2).sum(), list(layer.parameters()))])
+        for ours, theirs in zip(*both, strict=True):
             torch.testing.assert_close(ours, theirs, **SUMMED)
     assert counter.frame_count == 1
 
@@ -467,9 +467,9 @@ def test_cached_extreme_lengths_compile_one_more_graph(reset_dynamo: None) -> No
     compiled = torch.compile(lambda t: sinpe.add(t, dropout=0.3, seed=5), fullgraph=True, backend=counter)
     for k in range(4):
         t = torch.nested.nested_tensor(list(x(rows=sum(batch(k))).split(batch(k))), layout=torch.jagged)
-        found, wanted = compiled(t), sinpe.add(t, dropout=0.3, seed=5)
-        assert torch.equal(found.values(), wanted.values())  # type: ignore[attr-defined]
-        assert found._maybe_max_seqlen == max(batch(k))
+        got, wanted = compiled(t), sinpe.add(t, dropout=0.3, seed=5)
+        assert torch.equal(got.values(), wanted.values())  # type: ignore[attr-defined]
+        assert got._maybe_max_seqlen == max(batch(k))
     assert counter.frame_count <= 2
 
 

@@ -27,9 +27,9 @@ ROWS, DIM = 1103, 1000  # 4.4 MB of float32; neither a row nor the whole is a mu
 @pytest.fixture
 def populated_pages(request: pytest.FixtureRequest) -> Callable[[], int]:
     """Number of pages that the library has populated so far."""
-    found = loader.resolve("cpu")
-    if found.backend != "compiled" or request.config.getoption("--require-backend") in ("eager", "emulated"):
-        pytest.skip(f"the CPU kernels are not in use: {found.reason}")
+    cpu = loader.resolve("cpu")
+    if cpu.backend != "compiled" or request.config.getoption("--require-backend") in ("eager", "emulated"):
+        pytest.skip(f"the CPU kernels are not in use: {cpu.reason}")
     return counter()
 
 

@@ -13,7 +13,7 @@ import sinpe_ext as sinpe
 from sinpe_ext import identification
 from sinpe_ext.encodings.catalogue import CATALOGUE
 from sinpe_ext.encodings.encoding import Encoding
-from sinpe_ext.identification.candidates import Found
+from sinpe_ext.identification.candidates import SearchResult
 
 ROWS = 64
 NAMES = tuple(CATALOGUE)
@@ -72,9 +72,9 @@ def random_encoding(seed: int) -> tuple[str, Encoding, torch.dtype]:
         name = draw.choice([name for name in NAMES if name not in ("nerf", "tcnn", "flux")])
         return name, sinpe.convention(name, dim, **fields), dtype
     layout = draw.choice(("interleaved", "sin_cos", "cos_sin", "sin", "cos"))
-    own, odd = draw.choice(("shared", "own")), draw.choice(("truncate", "pad", "round"))
+    cos_frequency, odd = draw.choice(("shared", "own")), draw.choice(("truncate", "pad", "round"))
     shift = draw.choice((0, 0.5, 1))
-    return "", Encoding(dim, layout=layout, cos_frequency=own, odd=odd, shift=shift, **fields), dtype
+    return "", Encoding(dim, layout=layout, cos_frequency=cos_frequency, odd=odd, shift=shift, **fields), dtype
 
 
 @pytest.mark.sampled(4, "drawn cases")
@@ -82,9 +82,9 @@ def random_encoding(seed: int) -> tuple[str, Encoding, torch.dtype]:
 def test_random_encodings(seed: int) -> None:
     name, encoding, dtype = random_encoding(seed)
     pe = table(encoding, dtype=dtype)
-    found = sinpe.identify(pe.float() if dtype is torch.bfloat16 and seed % 2 else pe)
-    assert found, (encoding, dtype, found.reason)
-    match = found[0]
+    matches = sinpe.identify(pe.float() if dtype is torch.bfloat16 and seed % 2 else pe)
+    assert matches, (encoding, dtype, matches.reason)
+    match = matches[0]
     check_code(match)
     off = (sinpe.table(ROWS, match.encoding, dtype=torch.float64) - table(encoding, dtype=torch.float64)).abs().max()
     assert float(off) <= HIDDEN[dtype] * abs(encoding.amplitude), (encoding, match)
@@ -136,8 +136,8 @@ def test_names_of_the_same_table_are_aliases() -> None:
 
 @pytest.mark.parametrize("top", [1, 2])
 def test_top(top: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = identification._search(table(Encoding(64)), None)  # few tables match several encodings
-    monkeypatch.setattr(identification, "_search", lambda *_: Found(found.fitting * 3))
+    result = identification._search(table(Encoding(64)), None)  # few tables match several encodings
+    monkeypatch.setattr(identification, "_search", lambda *_: SearchResult(result.fitting * 3))
     assert len(sinpe.identify(table(Encoding(64)), top=top)) == top
     assert len(sinpe.identify(table(Encoding(64)))) == 3
 
@@ -245,10 +245,10 @@ ERRORS = {
 @pytest.mark.parametrize("case", ERRORS)
 def test_other_tables_are_rejected(case: str) -> None:
     tensor, reason = ERRORS[case]
-    found = sinpe.identify(tensor)
-    assert list(found) == [] and found.closest is None
-    assert reason in found.reason and found.reason
-    assert str(found) == f"no convention: {found.reason}" and "reason=" in repr(found)
+    matches = sinpe.identify(tensor)
+    assert list(matches) == [] and matches.closest is None
+    assert reason in matches.reason and matches.reason
+    assert str(matches) == f"no convention: {matches.reason}" and "reason=" in repr(matches)
 
 
 @pytest.mark.parametrize(
@@ -257,16 +257,16 @@ def test_other_tables_are_rejected(case: str) -> None:
 def test_changed_rows_are_named(encoding: Encoding) -> None:
     pe = table(encoding)
     pe[[3, 17, 40]] += torch.rand(3, 64, generator=torch.Generator().manual_seed(0))
-    found = sinpe.identify(pe)
-    assert list(found) == []
-    assert "differs in 3 of 64 rows (3, 17, 40)" in found.reason
-    assert found.closest is not None and found.closest.encoding == encoding
+    matches = sinpe.identify(pe)
+    assert list(matches) == []
+    assert "differs in 3 of 64 rows (3, 17, 40)" in matches.reason
+    assert matches.closest is not None and matches.closest.encoding == encoding
 
 
 def test_fine_tuned_table() -> None:
-    found = sinpe.identify(table(sinpe.convention("t2t", 64)) + learned(64, 64, 0.01))
-    assert list(found) == [] and "differs in every row" in found.reason
-    assert found.closest is not None and found.closest.name == "t2t"
+    matches = sinpe.identify(table(sinpe.convention("t2t", 64)) + learned(64, 64, 0.01))
+    assert list(matches) == [] and "differs in every row" in matches.reason
+    assert matches.closest is not None and matches.closest.name == "t2t"
 
 
 def test_storage_and_shapes() -> None:
@@ -320,10 +320,10 @@ def test_channels_first_of_a_named_table() -> None:
 
 def test_no_match_in_either_orientation() -> None:
     noise = learned(64, 64, 0.01)
-    found = sinpe.identify(table(Encoding(64)).T + noise)
-    assert list(found) == [] and found.closest is None and found.reason
-    found = sinpe.identify(table(Encoding(64)) + noise)
-    assert found.closest is not None and not found.closest.transposed
+    matches = sinpe.identify(table(Encoding(64)).T + noise)
+    assert list(matches) == [] and matches.closest is None and matches.reason
+    matches = sinpe.identify(table(Encoding(64)) + noise)
+    assert matches.closest is not None and not matches.closest.transposed
 
 
 def test_thread_count_and_grad_mode_are_restored() -> None:
@@ -357,7 +357,7 @@ def test_bad_arguments() -> None:
 
 
 def test_match_repr() -> None:
-    found = sinpe.identify(table(sinpe.convention("fairseq", 64)))
+    matches = sinpe.identify(table(sinpe.convention("fairseq", 64)))
     text = 'fairseq (also t2t, ddpm), 64 rows, start 2, max error 3e-08\n    sinpe.convention("fairseq", 64)'
-    assert str(found[0]) == text == str(found)
-    assert repr(found).startswith("Matches([Match(name='fairseq'")
+    assert str(matches[0]) == text == str(matches)
+    assert repr(matches).startswith("Matches([Match(name='fairseq'")

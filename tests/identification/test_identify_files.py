@@ -62,15 +62,15 @@ def walk(name: str, value: Any) -> dict[str, torch.Tensor]:
     items = (
         value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, (list, tuple)) else ()
     )
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for key, item in items:
-        found |= walk(f"{name}.{key}" if name else str(key), item)
-    return found
+        tensors |= walk(f"{name}.{key}" if name else str(key), item)
+    return tensors
 
 
 def read(path: Path) -> dict[str, tuple[Entry, Any]]:
-    with entries(path) as found:
-        return {entry.name: (entry, None if entry.skipped else entry.load()) for entry in found}
+    with entries(path) as tensors:
+        return {entry.name: (entry, None if entry.skipped else entry.load()) for entry in tensors}
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -88,10 +88,10 @@ def test_as_torch_load(new: bool, tmp_path: Path) -> None:
         }
     torch.save(saved, path, _use_new_zipfile_serialization=new)
     expected = walk("", torch.load(path, weights_only=True))
-    found = read(path)
-    assert list(found) == list(expected)
+    tensors = read(path)
+    assert list(tensors) == list(expected)
     for name, tensor in expected.items():
-        entry, loaded = found[name]
+        entry, loaded = tensors[name]
         assert same(loaded, tensor), name
         assert (entry.shape, f"torch.{entry.dtype}") == (tuple(tensor.shape), str(tensor.dtype))
 
@@ -111,14 +111,14 @@ def test_tensors_without_dense_data_are_skipped(make: Callable[[], Any], tmp_pat
         warnings.simplefilter("ignore")  # about prototypes and deprecations
         odd = make()
         torch.save({"a": ROWS, "odd": odd, "b": ROWS + 1}, tmp_path / "a.pt")
-    found = read(tmp_path / "a.pt")
+    tensors = read(tmp_path / "a.pt")
     try:
         torch.load(tmp_path / "a.pt", weights_only=True)
     except pickle.UnpicklingError:  # torch 2.15: nested tensors
-        assert "odd" not in found
+        assert "odd" not in tensors
     else:
-        assert found["odd"][0].skipped == "not a dense tensor with values"
-    assert torch.equal(found["a"][1], ROWS) and torch.equal(found["b"][1], ROWS + 1)
+        assert tensors["odd"][0].skipped == "not a dense tensor with values"
+    assert torch.equal(tensors["a"][1], ROWS) and torch.equal(tensors["b"][1], ROWS + 1)
 
 
 def test_numpy(tmp_path: Path) -> None:
@@ -154,8 +154,8 @@ def test_safetensors(tmp_path: Path) -> None:
 
 def test_tensor_of_a_mapped_file_is_not_copied(tmp_path: Path) -> None:
     torch.save({"a": ROWS}, tmp_path / "a.pt")
-    with entries(tmp_path / "a.pt") as found:
-        (entry,) = found
+    with entries(tmp_path / "a.pt") as tensors:
+        (entry,) = tensors
         assert entry.load().data_ptr() == entry.load().data_ptr()
 
 
@@ -215,10 +215,10 @@ def test_objects_of_any_class_are_searched_but_not_constructed(tmp_path: Path) -
     expected |= {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     expected |= {"state.a": ROWS + 1, "state.b.0": ROWS + 2, "config.rows": ROWS, "config.inner.rows": ROWS + 4}
     expected |= {"settings.a": ROWS, "pair.0": ROWS, "last": ROWS + 3}
-    found = read(tmp_path / "a.pt")
-    assert {name for name in found if not name.startswith("optimizer.")} == set(expected)
+    tensors = read(tmp_path / "a.pt")
+    assert {name for name in tensors if not name.startswith("optimizer.")} == set(expected)
     for name, tensor in expected.items():
-        assert torch.equal(found[name][1], tensor), name
+        assert torch.equal(tensors[name][1], tensor), name
 
 
 @pytest.mark.parametrize("new", [True, False], ids=["zip", "before 1.6"])
@@ -303,6 +303,6 @@ def header(shape: str) -> bytes:
 @pytest.mark.filterwarnings("ignore")  # TorchScript is deprecated
 def test_files_that_cannot_be_read(write: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
     write(tmp_path / "a.pt")
-    with pytest.raises(IdentifyError, match=message) as caught, entries(tmp_path / "a.pt") as found:
-        list(found)
+    with pytest.raises(IdentifyError, match=message) as caught, entries(tmp_path / "a.pt") as tensors:
+        list(tensors)
     assert str(caught.value).isprintable()

@@ -84,9 +84,9 @@ def random_grid(seed: int) -> tuple[str, GridEncoding, tuple[int, ...], torch.dt
 @pytest.mark.parametrize("seed", range(40))
 def test_random_grids(seed: int) -> None:
     name, grid, shape, dtype = random_grid(seed)
-    found = sinpe.identify(grid_table(grid, shape, dtype), shape=shape)
-    assert found, (grid, shape, dtype, found.reason)
-    match = found[0]
+    matches = sinpe.identify(grid_table(grid, shape, dtype), shape=shape)
+    assert matches, (grid, shape, dtype, matches.reason)
+    match = matches[0]
     check_code(match)
     off = (grid_table(match.encoding, shape, torch.float64) - grid_table(grid, shape, torch.float64)).abs().max()
     assert float(off) <= HIDDEN[dtype] * abs(grid.axes[0].amplitude), (grid, match)
@@ -160,12 +160,12 @@ def test_other_tables_are_rejected() -> None:
     flat = grid_table(sinpe.convention("mae2d", 64), (14, 14)).reshape(-1, 64)
     assert "do not follow one axis each of a grid of 7 x 28" in sinpe.identify(flat, shape=(7, 28)).reason
     learned = torch.randn(1, 64, generator=torch.Generator().manual_seed(0))
-    found = sinpe.identify(torch.cat([learned, flat + learned]), shape=(14, 14))
-    assert list(found) == [] and found.reason.startswith("the first row (0) is not zero")
+    matches = sinpe.identify(torch.cat([learned, flat + learned]), shape=(14, 14))
+    assert list(matches) == [] and matches.reason.startswith("the first row (0) is not zero")
     assert list(sinpe.identify(flat + learned * 0.01)) == []
     assert list(sinpe.identify(torch.randn(14, 14, 64))) == []
     changed = flat.clone()
     changed[[20, 90]] += 0.3
-    found = sinpe.identify(changed, shape=(14, 14))
-    assert "differs in 2 of 196 rows (20, 90)" in found.reason
-    assert found.closest is not None and found.closest.name == "mae2d"
+    matches = sinpe.identify(changed, shape=(14, 14))
+    assert "differs in 2 of 196 rows (20, 90)" in matches.reason
+    assert matches.closest is not None and matches.closest.name == "mae2d"

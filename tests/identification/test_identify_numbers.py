@@ -43,9 +43,9 @@ def usual(form: str, rows: int, encoding: Encoding, dtype: torch.dtype = FLOAT32
 
 def check(table: torch.Tensor, encoding: Encoding) -> sinpe.Match:
     """The printed code evaluates to the encoding: each number, and the values far past the end of the table."""
-    found = sinpe.identify(table)
-    assert found, (encoding, found.reason)
-    match = found[0]
+    matches = sinpe.identify(table)
+    assert matches, (encoding, matches.reason)
+    match = matches[0]
     pasted = eval(match.code, {"sinpe": sinpe})
     assert pasted == match.encoding
     told = (match.code, encoding)

@@ -18,9 +18,9 @@ LEARNED = torch.randn(1, 64, generator=torch.Generator().manual_seed(0)) * 0.02
 
 
 def single_match(table: torch.Tensor, **fields: object) -> sinpe.Match:
-    found = sinpe.identify(table, **fields)  # type: ignore[arg-type]
-    assert found, found.reason
-    return found[0]
+    matches = sinpe.identify(table, **fields)  # type: ignore[arg-type]
+    assert matches, matches.reason
+    return matches[0]
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_zeroed_place_of_a_grid(row: int) -> None:
 
 
 def test_learned_row_before_rows() -> None:
-    found = sinpe.identify(torch.cat([LEARNED, sinpe.table(ROWS, 64)]))
-    assert list(found) == [] and "differs in 1 of 65 rows (0)" in found.reason
+    matches = sinpe.identify(torch.cat([LEARNED, sinpe.table(ROWS, 64)]))
+    assert list(matches) == [] and "differs in 1 of 65 rows (0)" in matches.reason
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

@@ -180,13 +180,13 @@ def test_gradients() -> None:
     old, new = Learned(), Learned()
     swap(new)
     x = torch.randn(2, 9, DIM)
-    found = []
+    gradients = []
     for module in (old, new):
         leaf = x.clone().requires_grad_()
         module(leaf).square().sum().backward()
         assert module.pos_table.grad is None
-        found.append((leaf.grad, module.alpha.grad))
-    for before, after in zip(*found, strict=True):
+        gradients.append((leaf.grad, module.alpha.grad))
+    for before, after in zip(*gradients, strict=True):
         # Sums of up to 288 products of numbers below 8.
         assert float((before - after).abs().max()) <= 288 * 8 * LIMIT
     new.alpha.data.fill_(2.0)

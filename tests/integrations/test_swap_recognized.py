@@ -624,7 +624,7 @@ def test_other_modules_are_not_reported() -> None:
 
 
 def tables() -> list[tuple[str, Tensor]]:
-    found = []
+    pairs = []
     for name in sinpe.conventions():
         for dim in (16, 17, 30, 64, 252):
             try:
@@ -636,9 +636,9 @@ def tables() -> list[tuple[str, Tensor]]:
             axes = encoding.ndim if isinstance(encoding, sinpe.GridEncoding) else 1
             for length in ((64,), (9, 14), (5, 6, 7))[axes - 1 : axes]:
                 shape = length if axes > 1 else length[0]
-                found.append((f"{name} {dim}", sinpe.table(shape, encoding)))
-                found.append((f"{name} {dim} flat", found[-1][1].reshape(1, -1, dim)))
-    return found
+                pairs.append((f"{name} {dim}", sinpe.table(shape, encoding)))
+                pairs.append((f"{name} {dim} flat", pairs[-1][1].reshape(1, -1, dim)))
+    return pairs
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

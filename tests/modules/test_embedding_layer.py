@@ -128,7 +128,7 @@ def test_threads_share_a_layer(backend: str) -> None:
     want = [layer(ids, seed=seed) for seed in range(8)]
     with ThreadPoolExecutor(8) as pool:
         for _ in range(5):
-            found = list(pool.map(lambda seed: layer(ids, seed=seed), range(8)))
-            assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+            got = list(pool.map(lambda seed: layer(ids, seed=seed), range(8)))
+            assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
         drawn = list(pool.map(lambda _: layer(ids) != 0, range(32)))
     assert len({tuple(mask.flatten().tolist()) for mask in drawn}) == 32

@@ -56,10 +56,10 @@ def test_documented_shapes(backend: str) -> None:
     two = randn(10, 4)  # (length, channels)
     assert torch.equal(Layer(4).eval()(two), two + sinpe.table(10, 4))
     first = randn(S, B, D)  # sequence first, one frequency per channel
-    own = sinpe.convention("own_index", D)
-    layer = Layer(D, encoding=own, batch_first=False).eval()
-    assert torch.equal(layer(first), first + sinpe.table(S, own).unsqueeze(1))
-    assert torch.equal(layer(first[:, 0]), first[:, 0] + sinpe.table(S, own))
+    encoding = sinpe.convention("own_index", D)
+    layer = Layer(D, encoding=encoding, batch_first=False).eval()
+    assert torch.equal(layer(first), first + sinpe.table(S, encoding).unsqueeze(1))
+    assert torch.equal(layer(first[:, 0]), first[:, 0] + sinpe.table(S, encoding))
     batch = randn(8, 128, 256)  # batch first
     assert torch.equal(Layer(256, 0.0)(batch), batch + sinpe.table(128, 256))
 

@@ -274,7 +274,7 @@ def test_fractions_warn_once(name: str, backend: str, monkeypatch: pytest.Monkey
     """Timesteps of a model that was trained on fractions, as Flux, for an encoding of steps up to 1000."""
     t, layer = torch.rand(8), sinpe.TimestepEncoding(16, encoding=name)
 
-    def found(*given: torch.Tensor, encoding: sinpe.TimestepEncoding = layer) -> list[str]:
+    def warnings_of(*given: torch.Tensor, encoding: sinpe.TimestepEncoding = layer) -> list[str]:
         monkeypatch.setattr(timestep, "_range_checks", timestep._RANGE_CHECKS)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -284,7 +284,7 @@ def test_fractions_warn_once(name: str, backend: str, monkeypatch: pytest.Monkey
         assert all(each.filename == __file__ for each in caught)
         return [str(each.message) for each in caught]
 
-    (message,) = found(t, t)
+    (message,) = warnings_of(t, t)
     assert 'encoding="flux"' in message and "between 0 and 1" in message
     for others in (
         t * 1000,
@@ -295,13 +295,13 @@ def test_fractions_warn_once(name: str, backend: str, monkeypatch: pytest.Monkey
         torch.empty(0),
         torch.tensor([999.0]),
     ):
-        assert found(others) == []
-    assert found(t * 1000, t) == []  # other timesteps have been seen
-    assert len(found(torch.tensor([1.0]), t)) == 1
-    assert found(*[torch.tensor([1.0])] * timestep._RANGE_CHECKS, t) == []  # no further checks
+        assert warnings_of(others) == []
+    assert warnings_of(t * 1000, t) == []  # other timesteps have been seen
+    assert len(warnings_of(torch.tensor([1.0]), t)) == 1
+    assert warnings_of(*[torch.tensor([1.0])] * timestep._RANGE_CHECKS, t) == []  # no further checks
     monkeypatch.setattr(timestep, "_range_checks", timestep._RANGE_CHECKS)
     for refused in (t.to(torch.float8_e4m3fn), t.to_sparse()):
         with pytest.raises(TypeError, match="t: expected|positions: expected"):
             layer(refused)
-    assert found(t, encoding=sinpe.TimestepEncoding(16, encoding="flux")) == []
-    assert found(t, encoding=sinpe.TimestepEncoding(16, encoding=name, position_scale=1000)) == []
+    assert warnings_of(t, encoding=sinpe.TimestepEncoding(16, encoding="flux")) == []
+    assert warnings_of(t, encoding=sinpe.TimestepEncoding(16, encoding=name, position_scale=1000)) == []

@@ -203,8 +203,8 @@ def test_copies(name: str, learned: bool, backend: str) -> None:
     ):
         assert torch.equal(run(made, x), want) and repr(made) == repr(module)
     for encoding in (T2T, sinpe.convention("mae2d", 32)):
-        for found in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
-            assert found == encoding and hash(found) == hash(encoding)
+        for copied in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
+            assert copied == encoding and hash(copied) == hash(encoding)
 
 
 @pytest.mark.bad_input(24, "compiled", "eager", "meta", "layer", "embedding", "grid", "timestep")

@@ -35,8 +35,8 @@ def double_x(*shape: int) -> Tensor:
 
 
 def positions(*shape: int) -> Tensor:
-    found = torch.tensor(POSITIONS, dtype=torch.float64).expand(shape).clone()
-    return found.requires_grad_()
+    tensor = torch.tensor(POSITIONS, dtype=torch.float64).expand(shape).clone()
+    return tensor.requires_grad_()
 
 
 MASK = torch.tensor([[False, True, False, False], [True, False, False, True]])
@@ -356,9 +356,9 @@ def test_batched_gradients(name: str, backend: str) -> None:
     result = BATCHED[name](x)
     needed = [x, *{"alpha": [ALPHA], "a grid": [ALPHA], "positions": [AT]}.get(name, [])]
     grads = torch.randn(3, *result.shape)
-    found = torch.autograd.grad(result, needed, grads, is_grads_batched=True, retain_graph=True)
+    batched = torch.autograd.grad(result, needed, grads, is_grads_batched=True, retain_graph=True)
     each = [torch.autograd.grad(result, needed, grad, retain_graph=True) for grad in grads]
-    for one, parts in zip(found, zip(*each, strict=True), strict=True):
+    for one, parts in zip(batched, zip(*each, strict=True), strict=True):
         torch.testing.assert_close(one, torch.stack(parts), rtol=1e-6, atol=1e-6)
 
 
@@ -367,9 +367,9 @@ def test_batched_gradients_of_gradients(backend: str) -> None:
     result, grads = sinpe.add(x, positions=p), torch.randn(4, 2, 3, 8, requires_grad=True)
     batched = torch.autograd.grad(result, (x, p), grads, is_grads_batched=True, create_graph=True)
     each = [torch.autograd.grad(result, (x, p), grad, create_graph=True)[1] for grad in grads]
-    for found, want in zip(
+    for got, want in zip(
         torch.autograd.grad(batched[1].square().sum(), (grads, p)),
         torch.autograd.grad(torch.stack(each).square().sum(), (grads, p)),
         strict=True,
     ):
-        torch.testing.assert_close(found, want)
+        torch.testing.assert_close(got, want)

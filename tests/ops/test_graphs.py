@@ -221,9 +221,9 @@ def test_export_with_dynamic_batch_and_length(strict: bool) -> None:
     program, stored = export_model(strict), io.BytesIO()
     torch.export.save(program, stored)
     stored.seek(0)
-    for found in (program, torch.export.load(stored)):
+    for exported in (program, torch.export.load(stored)):
         for size in SIZES:
-            assert torch.equal(found.module()(*arguments(*size)), Model().eval()(*arguments(*size)))
+            assert torch.equal(exported.module()(*arguments(*size)), Model().eval()(*arguments(*size)))
 
 
 @pytest.mark.builds

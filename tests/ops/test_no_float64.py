@@ -33,11 +33,11 @@ def grads(call: Callable[..., Tensor], *tensors: Tensor, twice: bool = False) ->
     given = [t.detach().clone().requires_grad_() for t in tensors]
     result = call(*given)
     upstream = torch.arange(result.numel(), device=result.device).remainder(7).reshape(result.shape).to(result) - 3
-    found = torch.autograd.grad(result, given, upstream, create_graph=twice)
+    gradients = torch.autograd.grad(result, given, upstream, create_graph=twice)
     if twice:
-        total = sum((t * t).sum() for t in found if t.requires_grad)
-        found += torch.autograd.grad(total, given, materialize_grads=True)
-    return [result, *found]
+        total = sum((t * t).sum() for t in gradients if t.requires_grad)
+        gradients += torch.autograd.grad(total, given, materialize_grads=True)
+    return [result, *gradients]
 
 
 def loaded(device: str, pe: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def compare(name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, str]:
+def differences() -> dict[str, str]:
     code = """
 import json, single_device, test_no_float64 as tests
 print(json.dumps({name: tests.compare(name) for name in tests.CALLS}))
@@ -135,8 +135,8 @@ print(json.dumps({name: tests.compare(name) for name in tests.CALLS}))
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_the_results_of_the_cpu(name: str, found: dict[str, str]) -> None:
-    assert found[name] == ""
+def test_the_results_of_the_cpu(name: str, differences: dict[str, str]) -> None:
+    assert differences[name] == ""
 
 
 def test_float64_is_refused() -> None:

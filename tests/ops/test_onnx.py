@@ -189,14 +189,14 @@ POSITIONS = {
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_exported_arithmetic(encoding: str, positions: str) -> None:
     """The operations that are exported, run by torch."""
-    found, at = ENCODINGS[encoding], POSITIONS[positions]
-    got = onnx_graph.encode(plan(found), at, torch.float32)
-    assert ulps(got, sinpe.encode(at, found)) <= FLOAT32_ULP
+    chosen, at = ENCODINGS[encoding], POSITIONS[positions]
+    got = onnx_graph.encode(plan(chosen), at, torch.float32)
+    assert ulps(got, sinpe.encode(at, chosen)) <= FLOAT32_ULP
     for dtype in (torch.bfloat16, torch.float16):
-        assert torch.equal(onnx_graph.encode(plan(found), at, dtype), got.to(dtype))
+        assert torch.equal(onnx_graph.encode(plan(chosen), at, dtype), got.to(dtype))
     if not at.is_floating_point():
-        want = sinpe.encode(at, found, dtype=torch.float64)
-        wide = onnx_graph.encode(plan(found), at, torch.float64)
+        want = sinpe.encode(at, chosen, dtype=torch.float64)
+        wide = onnx_graph.encode(plan(chosen), at, torch.float64)
         assert torch.allclose(wide, want, rtol=FLOAT64_RELATIVE, atol=0.0)
 
 

@@ -151,5 +151,5 @@ def test_onnx_keeps_sizes(name: str, tmp_path: Path) -> None:
     (given,) = session.get_inputs()
     for length in (5, 6, 11):
         x = torch.randn(1, length, D, generator=torch.Generator().manual_seed(length))
-        found, want = torch.from_numpy(session.run(None, {given.name: x.numpy()})[1]), call(x)
-        assert found.shape == want.shape and torch.allclose(found.double(), want.double(), atol=1e-6), length
+        got, want = torch.from_numpy(session.run(None, {given.name: x.numpy()})[1]), call(x)
+        assert got.shape == want.shape and torch.allclose(got.double(), want.double(), atol=1e-6), length

@@ -11,17 +11,17 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 def root_imports(path: Path) -> set[str]:
     """Names that a file imports from the package's root, or with importlib, which import-linter does not see."""
     depth = len(path.relative_to(ROOT / "sinpe_ext").parts)
-    found: set[str] = set()
+    imported: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {name.name for name in node.names if name.name.split(".")[0] in ("sinpe_ext", "importlib")}
+            imported |= {name.name for name in node.names if name.name.split(".")[0] in ("sinpe_ext", "importlib")}
         elif isinstance(node, ast.ImportFrom) and node.module == "importlib":
-            found.add("importlib")
+            imported.add("importlib")
         elif isinstance(node, ast.ImportFrom):
             at_root = node.level == depth and node.module is None
             if at_root or (node.level == 0 and node.module == "sinpe_ext"):
-                found |= {name.name for name in node.names}
-    return found
+                imported |= {name.name for name in node.names}
+    return imported
 
 
 def test_no_import_bypasses_the_layers() -> None:

@@ -34,19 +34,19 @@ def test_names_of_the_package() -> None:
 def test_names_of_a_submodule(name: str) -> None:
     module = importlib.import_module(f"sinpe_ext.{name}")
     assert dir(module) == sorted(module.__all__) and not any(public.startswith("_") for public in dir(module))
-    found: dict[str, object] = {}
-    exec(f"from sinpe_ext.{name} import *", found)
-    assert sorted(found.keys() - {"__builtins__"}) == dir(module)
+    namespace: dict[str, object] = {}
+    exec(f"from sinpe_ext.{name} import *", namespace)
+    assert sorted(namespace.keys() - {"__builtins__"}) == dir(module)
     assert all(getattr(module, public).__doc__ for public in dir(module))
 
 
 @pytest.mark.parametrize("name", ["sinpe_ext", *(f"sinpe_ext.{name}" for name in SUBMODULES)])
 def test_help(name: str) -> None:
     module = importlib.import_module(name)
-    found = sections(module)
-    assert ("PACKAGE CONTENTS" in found) == hasattr(module, "__path__")
-    text = "".join(body for heading, body in found.items() if heading != "PACKAGE CONTENTS")
-    listed = found.get("CLASSES", "") + found.get("FUNCTIONS", "") + found.get("DATA", "")
+    bodies = sections(module)
+    assert ("PACKAGE CONTENTS" in bodies) == hasattr(module, "__path__")
+    text = "".join(body for heading, body in bodies.items() if heading != "PACKAGE CONTENTS")
+    listed = bodies.get("CLASSES", "") + bodies.get("FUNCTIONS", "") + bodies.get("DATA", "")
     names = re.findall(r"^    (?:class )?(\w+)(?:\(| =)", listed, re.MULTILINE)
     assert sorted(names) == [public for public in dir(module) if public not in (*SUBMODULES, "__version__")]
     assert set(re.findall(r"(?<!\w)_[A-Za-z]\w*", text)) <= OF_OTHERS

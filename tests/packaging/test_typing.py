@@ -41,9 +41,9 @@ def test_program_passes_mypy_strict(installed, tmp_path):
     refused = dict(re.findall(r"^\w+\.py:(\d+): error: .*(\[[\w-]+\])$", done.stdout, re.MULTILINE))
     marked = {}
     for number, line in enumerate(text.splitlines(), 1):
-        found = re.search(r"# error: (\[[\w-]+\])$", line)
-        if found:
-            marked[str(number)] = found[1]
+        match = re.search(r"# error: (\[[\w-]+\])$", line)
+        if match:
+            marked[str(number)] = match[1]
     assert refused == marked, done.stdout + done.stderr
     assert len(marked) == 8 and "Found 8 errors in 1 file" in done.stdout
 

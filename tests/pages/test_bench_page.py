@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-FOUND = {
+MEASURED = {
     "rows": [
         {
             "name": "table",
@@ -63,7 +63,7 @@ def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool, "PAGES", ("README.md",))
     page = tmp_path / "README.md"
     results = tmp_path / "new.json"
-    results.write_text(json.dumps(FOUND))
+    results.write_text(json.dumps(MEASURED))
     begin = "<!-- begin: tools/bench_page.py {} {} -->\n{}<!-- end -->\nText.\n"
     page.write_text("".join(begin.format(g, "old.json", "old\n") for g in ("tables", "training", "processes")))
     assert tool.main([str(results)]) == 0
@@ -76,12 +76,12 @@ def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "training": ["| embed | 3.000 |  |  |  |  |"],
         "processes": ["| import | 31.0 ms | <= 60, met |", "| build | skipped: no |  |"],
     }
-    results.write_text(json.dumps(FOUND | {"processes": []}))
+    results.write_text(json.dumps(MEASURED | {"processes": []}))
     assert tool.main([str(results)]) == 0  # without processes: their table is unchanged
     assert "| build | skipped: no |" in page.read_text()
-    results.write_text(json.dumps(FOUND))
+    results.write_text(json.dumps(MEASURED))
     assert page.read_text().count("new.json") == 3 and tool.main(["--check"]) == 0
-    assert not tool.has_all("grids", FOUND)  # it has one row of two
+    assert not tool.has_all("grids", MEASURED)  # it has one row of two
     page.write_text(page.read_text().replace("31.0 ms", "30.0 ms"))
     assert tool.main(["--check"]) == 1 and "30.0 ms" in page.read_text()
 
@@ -114,9 +114,9 @@ def test_table_of_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     entry["wall_ms"] = {"ours": 0.3}
     host = {**entry, "name": "cuda_host_add", "title": "host"}
     assert not tool.has_all("cuda_host", {"rows": [entry]}) and tool.has_all("cuda_host", {"rows": [host]})
-    found = {"machine": machine, "cuda": facts, "rows": [entry, host]}
-    assert "2026-11-25, device time:" in tool.table("cuda", found) and "wall 0.300" in tool.table("cuda", found)
-    assert "host" in tool.table("cuda_host", found) and "add f32" not in tool.table("cuda_host", found)
+    measured = {"machine": machine, "cuda": facts, "rows": [entry, host]}
+    assert "2026-11-25, device time:" in tool.table("cuda", measured) and "wall 0.300" in tool.table("cuda", measured)
+    assert "host" in tool.table("cuda_host", measured) and "add f32" not in tool.table("cuda_host", measured)
 
 
 def test_front_page_has_the_times_of_a_gpu() -> None:
@@ -127,8 +127,8 @@ def test_front_page_has_the_times_of_a_gpu() -> None:
         return {"name": name, "ours_ms": 0.2, "ratio": ratio, "peers": others}
 
     names = [f"{name}_{dtype}" for name in tool.FRONT_CUDA for dtype in ("f32", "bf16")]
-    found = {"rows": [row(names[0], 1.0), *(row(name, 2.0, ("torch.compile", 0.5)) for name in names[1:])]}
-    lines = tool.table("front_cuda", found).splitlines()[2:]
+    measured = {"rows": [row(names[0], 1.0), *(row(name, 2.0, ("torch.compile", 0.5)) for name in names[1:])]}
+    lines = tool.table("front_cuda", measured).splitlines()[2:]
     assert len(lines) == len(names) and lines[0].endswith("| float32 | 0.200 | 0.200 | 0.300 |  |")
     assert lines[1].endswith("| bfloat16 | 0.200 | 0.100 | 0.300 | 0.100 |")
 
@@ -136,8 +136,8 @@ def test_front_page_has_the_times_of_a_gpu() -> None:
 def test_front_page_reports_ties() -> None:
     row = {"ours_ms": 2.0, "ratio": 0.8, "floor": "f", "target": None, "title": "t", "peers": []}
     peers = [{"name": "eager", "ratio": 3.21}, {"name": "torch.compile", "ratio": 0.5}]
-    found = {"rows": [{"name": "add", **row}, {"name": "dropout", **row, "peers": peers}]}
-    head, line, dropped, added = tool.table("front", found).splitlines()
+    measured = {"rows": [{"name": "add", **row}, {"name": "dropout", **row, "peers": peers}]}
+    head, line, dropped, added = tool.table("front", measured).splitlines()
     assert head.count("|") == line.count("|") == dropped.count("|") == added.count("|")
     assert dropped.endswith("| 2 ms | 3.2 x faster | 2.0 x slower |") and added.endswith("| 2 ms | ties |  |")
     assert tool.faster(1.4) == "1.4 x faster" and tool.faster(1 / 1.4) == "1.4 x slower"

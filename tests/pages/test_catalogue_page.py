@@ -24,9 +24,9 @@ def test_class_without_tests_is_detected(tmp_path: Path) -> None:
         '@pytest.mark.bad_input(28, "moon")\ndef test_two(): pass\n\n'
         "@pytest.mark.bad_input(2)\ndef test_three(): pass\n"
     )
-    found = bad_input.marks(tmp_path)
-    assert found[0] == (1, ("eager", "meta"), "test_some.py::test_one")
-    wrong = bad_input.faults(found)
+    marks = bad_input.marks(tmp_path)
+    assert marks[0] == (1, ("eager", "meta"), "test_some.py::test_one")
+    wrong = bad_input.faults(marks)
     assert "class 27 has no test" in wrong and "class 1 has no test" not in wrong
     assert "test_some.py::test_two: no class 28" in wrong and "test_some.py::test_two: no interface moon" in wrong
     assert "test_some.py::test_three: on no interface" in wrong
@@ -34,7 +34,7 @@ def test_class_without_tests_is_detected(tmp_path: Path) -> None:
 
 def test_class_is_tested_on_five_interfaces() -> None:
     """Functions, meta, NumPy and a layer."""
-    found = bad_input.marks()
+    marks = bad_input.marks()
     for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17):
-        shown = {name for s in found if s.number == number for name in s.interfaces}
+        shown = {name for s in marks if s.number == number for name in s.interfaces}
         assert {"compiled", "eager", "meta", "NumPy", "layer"} <= shown, number

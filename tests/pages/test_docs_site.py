@@ -55,11 +55,11 @@ def test_broken_links_are_reported(tmp_path: Path) -> None:
 def page() -> Iterator[Any]:
     """A page of a headless browser, of the system or of playwright."""
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: `make docs` installs it")
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    browser_path = next(filter(None, map(shutil.which, BROWSERS)), None)
     with api.sync_playwright() as playwright:
-        if found is None and not Path(playwright.chromium.executable_path).exists():
+        if browser_path is None and not Path(playwright.chromium.executable_path).exists():
             pytest.skip(f"no browser: none of {', '.join(BROWSERS)}; `playwright install chromium` downloads one")
-        browser = playwright.chromium.launch(executable_path=found)
+        browser = playwright.chromium.launch(executable_path=browser_path)
         try:
             yield browser.new_page()
         finally:

@@ -56,12 +56,12 @@ TABLE_000 = """
 
 
 def test_000_denominators() -> None:
-    shared, own = Encoding(6), Encoding(6, cos_frequency="own")
+    shared, per_channel = Encoding(6), Encoding(6, cos_frequency="own")
     assert_printed(shared.timescales()[:2], "1.0000 21.5443")
     # 10000^(2/3) is 464.15888; the printed number has a float32 exponent.
     assert shared.timescales()[2] == pytest.approx(464.1590, abs=5e-5 + 464.159 * math.log(10000) * 2.0**-24)
     assert_printed([6 * math.log(t, 10000) for t in shared.timescales()], "0. 2. 4.")  # even_i
-    assert_printed([6 * math.log(t, 10000) for t in own.timescales()[1::2]], "1. 3. 5.")  # odd_i
+    assert_printed([6 * math.log(t, 10000) for t in per_channel.timescales()[1::2]], "1. 3. 5.")  # odd_i
     # One denominator serves both, as the document notes.
     by_hand = [10000 ** ((i - 1) / 6) for i in (1, 3, 5)]
     assert shared.timescales() == pytest.approx(by_hand, rel=FORMULA)
@@ -141,7 +141,7 @@ def test_001_module(backend: str) -> None:
 
 
 # document 002
-OWN_100 = convention("own_index", 100)
+OWN_INDEX = convention("own_index", 100)
 
 
 def own_index(positions: np.ndarray, dim: int) -> np.ndarray:
@@ -151,21 +151,21 @@ def own_index(positions: np.ndarray, dim: int) -> np.ndarray:
 
 
 def test_002_encoding_of_positions(backend: str) -> None:
-    y = sinpe.encode(torch.tensor(range(200)), OWN_100)
+    y = sinpe.encode(torch.tensor(range(200)), OWN_INDEX)
     assert y.shape == torch.Size([200, 100])
-    assert OWN_100 == Encoding(100, cos_frequency="own")
+    assert OWN_INDEX == Encoding(100, cos_frequency="own")
     assert np.allclose(y, own_index(np.arange(200), 100), rtol=0, atol=2.0**-24)
     positions = torch.tensor([7, 3, 199, 3, 12.5])  # any vector of positions
-    got = sinpe.encode(positions, OWN_100, dtype=torch.float64)
+    got = sinpe.encode(positions, OWN_INDEX, dtype=torch.float64)
     assert np.allclose(got, own_index(positions.numpy(), 100), rtol=0, atol=FORMULA)
-    assert same_bits(sinpe.encode(positions[:4].long(), OWN_100), y[[7, 3, 199, 3]])
+    assert same_bits(sinpe.encode(positions[:4].long(), OWN_INDEX), y[[7, 3, 199, 3]])
 
 
 def test_002_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
-    y = sinpe.encode(torch.arange(200), OWN_100)
+    y = sinpe.encode(torch.arange(200), OWN_INDEX)
     lines = plot.curves(y, (5, 6, 50), ax=Figure().add_subplot())
     assert [line.get_label() for line in lines.get_lines()] == ["5", "6", "50"]
     for line, row in zip(lines.get_lines(), (5, 6, 50), strict=True):

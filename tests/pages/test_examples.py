@@ -237,8 +237,8 @@ def test_result_is_determined_by_the_seed(name, arguments, monkeypatch, capsys) 
 def test_first_ten_lines() -> None:
     code = (EXAMPLES / "jit_research.py").read_text()
     assert sum(bool(line) and not line.startswith(("import", "from", '"')) for line in code.splitlines()) <= 10
-    found = sinpe_ext.backend_info().device("cpu").backend
-    assert f"(8, 128, 256) by the {found} backend" in run("jit_research.py")
+    backend = sinpe_ext.backend_info().device("cpu").backend
+    assert f"(8, 128, 256) by the {backend} backend" in run("jit_research.py")
 
 
 def test_page_lists_every_example() -> None:

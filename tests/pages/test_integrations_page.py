@@ -12,9 +12,9 @@ LIBRARIES = ("transformers", "diffusers")
 
 def blocks(library: str | None) -> list[str]:
     """The blocks that import a library; None: the blocks that import none."""
-    found = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
-    names = [next((name for name in LIBRARIES if f"from {name} import" in block), None) for block in found]
-    return [block for block, name in zip(found, names, strict=True) if name == library]
+    python_blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    names = [next((name for name in LIBRARIES if f"from {name} import" in block), None) for block in python_blocks]
+    return [block for block, name in zip(python_blocks, names, strict=True) if name == library]
 
 
 def _near(line: str) -> str:

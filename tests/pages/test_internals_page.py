@@ -76,11 +76,11 @@ MAY_INCLUDE = {  # csrc/README.md
 @pytest.mark.parametrize("folder", MAY_INCLUDE)
 def test_source_folder_includes_only_allowed_folders(folder: str) -> None:
     root = ROOT / "csrc" / folder
-    found = {
+    includes = {
         path: set(INCLUDES.findall(path.read_text(encoding="utf-8"))) for path in root.rglob("*") if path.is_file()
     }
-    assert len(found) > 0
-    assert not {path: names for path, names in found.items() if not names <= MAY_INCLUDE[folder]}
+    assert len(includes) > 0
+    assert not {path: names for path, names in includes.items() if not names <= MAY_INCLUDE[folder]}
 
 
 def test_binding_includes_few_kernel_headers() -> None:

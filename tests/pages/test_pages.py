@@ -32,14 +32,14 @@ LANGUAGES = {"", "python", "sh", "console", "text", "cpp", "cmake", "toml", "yam
 
 @pytest.mark.parametrize("page", [page for page in pages.PAGES if page not in ELSEWHERE])
 def test_all_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = pages.blocks(pages.text_of(page), "python")
-    if not found:
+    python_blocks = pages.blocks(pages.text_of(page), "python")
+    if not python_blocks:
         pytest.skip("no Python block")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
     printing = dict(vars(torch._tensor_str.PRINT_OPTS))
     with torch.random.fork_rng(devices=[]):
-        for block in found:
+        for block in python_blocks:
             assert not block.mark or block.not_run or block.mark == ON_RANKS, f"{page}:{block.line}: {block.mark}"
             code = compile("\n" * block.line + block.code, page, "exec")  # also blocks that do not run must parse
             if not block.mark:
@@ -58,13 +58,13 @@ def test_other_pages_are_tested() -> None:
 
 def commands() -> list[str]:
     """Arguments of `python -m sinpe_ext` in shell blocks, without comments and redirections."""
-    found = []
+    arguments = []
     for page in pages.PAGES:
         for block in pages.blocks(pages.text_of(page), "", "sh", "console"):
             lines = re.sub(r"\\\n\s*", " ", block.code).splitlines()
             said = [re.match(r"(?:\$ )?(?:[A-Z_]+=\S* )*python -m sinpe_ext ([^#>|]*)", line) for line in lines]
-            found += [match[1].strip() for match in said if match]
-    return found
+            arguments += [match[1].strip() for match in said if match]
+    return arguments
 
 
 @pytest.mark.parametrize("line", sorted(set(commands())))

@@ -35,15 +35,15 @@ def installed(name: str) -> Distribution:
 def theirs(heading: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The library's own definitions."""
     library = RECORDED[heading]
-    found, scope = installed(library["source"]), scope_of(heading)
-    assert found.version == library["version"], "its recorded values, and the page, are of another version"
+    dist, scope = installed(library["source"]), scope_of(heading)
+    assert dist.version == library["version"], "its recorded values, and the page, are of another version"
     files: dict[str, list[str]] = {}
     for name, file in library["names"].items():
         files.setdefault(file, []).append(name)
     module = ModuleType("the_library")  # the module that its classes belong to
     scope["__name__"] = module.__name__
     for file, names in files.items():
-        migrating.definitions(Path(str(found.locate_file(file))), names, scope)
+        migrating.definitions(Path(str(dist.locate_file(file))), names, scope)
     vars(module).update(scope)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return scope

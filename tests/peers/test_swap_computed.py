@@ -26,9 +26,9 @@ def class_of(library: str, file: str, name: str, **names: Any) -> Any:
     (folder,) = installed(library).submodule_search_locations or ()
     path = Path(folder) / file
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    (definition,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
     space: dict[str, Any] = {"__name__": library, **names}
-    exec(compile(ast.Module([found], []), str(path), "exec"), space)
+    exec(compile(ast.Module([definition], []), str(path), "exec"), space)
     return space[name]
 
 

@@ -139,12 +139,12 @@ MODELS: list[Callable[[Any], Case]] = [unet, ddpm, flux, sd3, pixart, dit, cogvi
 @pytest.fixture(params=MODELS, ids=lambda build: build.__name__)
 def case(request: Any, peer: Any) -> Case:
     torch.manual_seed(0)
-    found = request.param(peer("diffusers"))
+    built = request.param(peer("diffusers"))
     with torch.no_grad():  # blocks initialized to the identity would hide differences
-        for p in found.model.parameters():
+        for p in built.model.parameters():
             if not bool(p.any()):
                 p.normal_(std=0.05)
-    return found
+    return built
 
 
 def test_model(case: Case) -> None:

@@ -41,9 +41,9 @@ class Case(NamedTuple):
 
 
 def ids(*shape: int) -> Tensor:
-    found = torch.randint(3, 99, shape, generator=torch.Generator().manual_seed(len(shape)))
-    found[0, -3:] = PAD
-    return found
+    tokens = torch.randint(3, 99, shape, generator=torch.Generator().manual_seed(len(shape)))
+    tokens[0, -3:] = PAD
+    return tokens
 
 
 def _seq2seq(T: Any, model: str, config: str, **more: Any) -> tuple[nn.Module, dict[str, Tensor]]:
@@ -128,8 +128,8 @@ class SpectrogramOnly(nn.Module):
         self.model = model
 
     def forward(self, **inputs: Tensor) -> Any:
-        found = self.model(**inputs, return_dict=True)
-        return type(found)({"last_hidden_state": found.spectrogram})
+        output = self.model(**inputs, return_dict=True)
+        return type(output)({"last_hidden_state": output.spectrogram})
 
 
 def frozen_distilbert(T: Any) -> Case:

@@ -17,20 +17,20 @@ matplotlib = pytest.importorskip("matplotlib")
 from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
-OWN = convention("own_index", 100)
+OWN_INDEX = convention("own_index", 100)
 PNG_BYTES = 5000  # empty axes take about half of this
 
 DRAWINGS = {
-    "heatmap": (lambda ax: plot.heatmap(OWN, length=200, ax=ax), "channel", "position"),
+    "heatmap": (lambda ax: plot.heatmap(OWN_INDEX, length=200, ax=ax), "channel", "position"),
     "heatmap transposed": (
-        lambda ax: plot.heatmap(OWN, length=200, transpose=True, cmap="Purples", ax=ax),
+        lambda ax: plot.heatmap(OWN_INDEX, length=200, transpose=True, cmap="Purples", ax=ax),
         "position",
         "channel",
     ),
-    "curves": (lambda ax: plot.curves(OWN, ax=ax), "channel", "value"),
-    "similarity": (lambda ax: plot.similarity(OWN, 100, ax=ax), "distance between positions", "dot product"),
+    "curves": (lambda ax: plot.curves(OWN_INDEX, ax=ax), "channel", "value"),
+    "similarity": (lambda ax: plot.similarity(OWN_INDEX, 100, ax=ax), "distance between positions", "dot product"),
     "cosine similarity": (
-        lambda ax: plot.similarity(OWN, 100, normalize=True, ax=ax),
+        lambda ax: plot.similarity(OWN_INDEX, 100, normalize=True, ax=ax),
         "distance between positions",
         "cosine similarity",
     ),

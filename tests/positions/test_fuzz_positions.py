@@ -28,11 +28,11 @@ def shapes(draw: st.DrawFn) -> tuple[int, ...]:
 
 
 def counted(padding: list[bool]) -> list[int]:
-    found, tokens = [], 0
+    positions, tokens = [], 0
     for is_padding in padding:
-        found.append(0 if is_padding else tokens)
+        positions.append(0 if is_padding else tokens)
         tokens += not is_padding
-    return found
+    return positions
 
 
 def by_row(rows: Tensor, function: Any) -> Tensor:

@@ -68,15 +68,15 @@ MASKS = {
 
 def test_positions_from_a_padding_mask(backend: str) -> None:
     mask = torch.tensor(list(MASKS.values()))
-    found = sinpe.positions.from_padding_mask(mask)
-    assert found.dtype == torch.int64
-    assert found.tolist() == [counted(row, 0, 0) for row in MASKS.values()]
+    positions = sinpe.positions.from_padding_mask(mask)
+    assert positions.dtype == torch.int64
+    assert positions.tolist() == [counted(row, 0, 0) for row in MASKS.values()]
     attention_mask = (~mask).long()  # as in Hugging Face
-    assert torch.equal(found, (attention_mask.cumsum(-1) - 1).masked_fill(attention_mask == 0, 0))
-    for row, want in zip(mask, found, strict=True):
+    assert torch.equal(positions, (attention_mask.cumsum(-1) - 1).masked_fill(attention_mask == 0, 0))
+    for row, want in zip(mask, positions, strict=True):
         assert torch.equal(sinpe.positions.from_padding_mask(row), want)
     x = torch.randn(len(mask), 5, D)
-    encoded = sinpe.add(x, positions=found, padding_mask=mask)
+    encoded = sinpe.add(x, positions=positions, padding_mask=mask)
     for row, padding, result in zip(x, mask, encoded, strict=True):  # equals the sequence alone
         tokens = row[~padding]
         assert torch.equal(result[~padding], sinpe.add(tokens)) and torch.equal(result[padding], row[padding])
@@ -100,16 +100,16 @@ def fairseq_table(rows: int, dim: int, padding_idx: int) -> Tensor:
 def test_positions_from_padding_idx(dim: int, padding_idx: int, backend: str) -> None:
     mask = torch.tensor(list(MASKS.values()))
     ids = torch.randint(8, 20, mask.shape).masked_fill(mask, padding_idx)
-    positions, found = sinpe.positions.from_padding_idx(ids, padding_idx)
-    assert torch.equal(found, mask) and positions.dtype == torch.int64
+    positions, padding = sinpe.positions.from_padding_idx(ids, padding_idx)
+    assert torch.equal(padding, mask) and positions.dtype == torch.int64
     assert positions.tolist() == [counted(row, padding_idx, padding_idx + 1) for row in MASKS.values()]
     for row, want in zip(ids.int(), positions, strict=True):
         assert torch.equal(sinpe.positions.from_padding_idx(row, padding_idx)[0], want)
     weight = torch.randn(20, dim, dtype=torch.float64)
-    encoded = sinpe.embed(ids, weight, "t2t", positions=positions, padding_mask=found)
+    encoded = sinpe.embed(ids, weight, "t2t", positions=positions, padding_mask=padding)
     table = fairseq_table(padding_idx + 1 + ids.shape[1], dim, padding_idx)
     assert torch.allclose(encoded, weight[ids] + table[positions], rtol=0, atol=1e-13)
-    assert torch.equal(encoded[found], weight[ids[found]])
+    assert torch.equal(encoded[padding], weight[ids[padding]])
     if padding_idx == P:  # without padding: the convention's implicit positions
         assert torch.equal(encoded[0], sinpe.embed(ids[0], weight, "fairseq"))
 
@@ -132,10 +132,10 @@ def test_incremental_decoding_continues_positions() -> None:
 @pytest.mark.parametrize("start", [0, -7, "each"])
 def test_grid(shape: tuple[int, ...], start: int | str) -> None:
     starts = tuple(range(10, 10 + len(shape))) if start == "each" else (start,) * len(shape)
-    found = sinpe.positions.grid(shape, start=starts if start == "each" else start)
+    coordinates = sinpe.positions.grid(shape, start=starts if start == "each" else start)
     want = [[s + n for s, n in zip(starts, cell, strict=True)] for cell in itertools.product(*map(range, shape))]
-    assert found.shape == (*shape, len(shape)) and found.dtype == torch.int64
-    assert found.reshape(-1, len(shape)).tolist() == want  # row-major
+    assert coordinates.shape == (*shape, len(shape)) and coordinates.dtype == torch.int64
+    assert coordinates.reshape(-1, len(shape)).tolist() == want  # row-major
 
 
 def test_grid_rows_equal_table(backend: str) -> None:
@@ -180,9 +180,9 @@ def test_positions_from_masks_of_images(options: dict[str, float]) -> None:
     plain = sinpe.positions.from_mask_2d(IMAGES)
     assert plain.dtype == torch.int64 and torch.equal(plain.double(), detr_loop(IMAGES, False, 0, 0, 0))
     full = {"scale": 2 * math.pi, "eps": 1e-6, "offset": 0.0, **options}
-    found = sinpe.positions.from_mask_2d(IMAGES, normalize=True, **options)
-    assert found.dtype == torch.float64 and torch.equal(found, detr_loop(IMAGES, True, **full))
-    assert torch.equal(sinpe.positions.from_mask_2d(IMAGES[1], normalize=True, **options), found[1])
+    coordinates = sinpe.positions.from_mask_2d(IMAGES, normalize=True, **options)
+    assert coordinates.dtype == torch.float64 and torch.equal(coordinates, detr_loop(IMAGES, True, **full))
+    assert torch.equal(sinpe.positions.from_mask_2d(IMAGES[1], normalize=True, **options), coordinates[1])
     count = (~IMAGES).cumsum(1, dtype=torch.float32)  # as in DETR, in float32
     y = (count + full["offset"]) / (count[:, -1:, :] + full["eps"]) * full["scale"]
     single = sinpe.positions.from_mask_2d(IMAGES, normalize=True, dtype=torch.float32, **options)
@@ -201,8 +201,8 @@ def test_detr(backend: str) -> None:
     angle = positions[..., None] / 10000 ** (2 * (i // 2) / features)
     pe = torch.stack([angle[..., 0::2].sin(), angle[..., 1::2].cos()], -1).flatten(-2)
     want = torch.cat([pe[..., 0, :], pe[..., 1, :]], -1)
-    found = sinpe.encode(positions, sinpe.convention("detr2d", 2 * features), dtype=torch.float64)
-    assert torch.allclose(found, want, rtol=0, atol=1e-13)
+    encoded = sinpe.encode(positions, sinpe.convention("detr2d", 2 * features), dtype=torch.float64)
+    assert torch.allclose(encoded, want, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -233,8 +233,8 @@ def test_positions_under_compile_and_on_meta() -> None:
         want = function(*arguments)
         for options in ({"backend": "eager"}, {"backend": "inductor"}, {"backend": "eager", "dynamic": True}):
             torch.compiler.reset()
-            found = torch.compile(function, fullgraph=True, **options)(*arguments)
-            assert found.dtype == want.dtype and torch.equal(found, want), (name, options)
+            got = torch.compile(function, fullgraph=True, **options)(*arguments)
+            assert got.dtype == want.dtype and torch.equal(got, want), (name, options)
         on_meta = function(*(argument.to("meta") for argument in arguments))
         assert on_meta.is_meta and on_meta.shape == want.shape and on_meta.dtype == want.dtype, name
 

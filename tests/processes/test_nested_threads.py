@@ -22,16 +22,16 @@ def everything(k=0):
 torch.set_num_threads(2)
 want = [everything(k) for k in range(8)]
 def compare(region):
-    found, failed = {}, []
+    results, failed = {}, []
     def part(k):
         try:
-            found[k] = everything(k)
+            results[k] = everything(k)
         except BaseException as error:
             failed.append(error)
     region(part)
-    assert not failed and len(found) == 8, (failed, sorted(found))
+    assert not failed and len(results) == 8, (failed, sorted(results))
     for k in range(8):
-        assert all(torch.equal(a, b) for a, b in zip(found[k], want[k], strict=True)), k
+        assert all(torch.equal(a, b) for a, b in zip(results[k], want[k], strict=True)), k
     assert all(torch.equal(a, b) for a, b in zip(everything(3), want[3], strict=True))
 """
 

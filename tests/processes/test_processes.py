@@ -13,14 +13,14 @@ from process_support import RESULTS, needs_fork
 # threads_used(call, want): number of threads that ran for at least a tenth of the busiest thread's time during a call.
 THREADS_USED = """
 def cpu_times():
-    found = {}
+    times = {}
     for thread in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{thread}/schedstat") as file:
-                found[int(thread)] = int(file.read().split()[0])
+                times[int(thread)] = int(file.read().split()[0])
         except OSError:
             pass
-    return found
+    return times
 def threads_used(call, want):
     for _ in range(100):  # a thread that lived for less than the watcher's step, long on a busy machine, was not seen
         used = threads_used_once(call)
@@ -95,11 +95,11 @@ status = os.waitstatus_to_exitcode(os.wait()[1])
 assert status == 32, status
 if not os.fork():  # a thread that the child starts has torch's pool
     signal.alarm(500)
-    found = []
-    thread = threading.Thread(target=lambda: found.append(digest()))
+    digests = []
+    thread = threading.Thread(target=lambda: digests.append(digest()))
     thread.start()
     thread.join()
-    os._exit(0 if found == [digest()] else 1)
+    os._exit(0 if digests == [digest()] else 1)
 assert os.wait()[1] == 0
 """
 
@@ -119,12 +119,12 @@ rows = torch.empty(4096, 256)
 def work():
     for _ in range(int(os.environ["REPEAT"])):
         sinpe.add_(rows)
-found = []
+used = []
 for count in (1, 2, 3, 1):
     torch.set_num_threads(count)
     work()
-    found.append(threads_used(work, count))
-assert found == [1, 2, 3, 1], found
+    used.append(threads_used(work, count))
+assert used == [1, 2, 3, 1], used
 """
 
 
@@ -143,8 +143,8 @@ rows = np.empty((200000, 256), np.float32)
 def work():  # one call: its threads live no longer, and the caller's own time adds up over calls
     sinpe.table(200000, 256, out=rows)
 work()
-found = threads_used(work, 2)
-assert "torch" not in sys.modules and found == 2, found
+used = threads_used(work, 2)
+assert "torch" not in sys.modules and used == 2, used
 """
 
 
@@ -261,8 +261,8 @@ try:
 except ImportError:
     import _xxsubinterpreters as interpreters
 code = "import sinpe_ext, sinpe_ext.reference; assert sinpe_ext.Encoding(8).dim == 8; print('right', flush=True)"
-found = interpreters.create()
-failed = (interpreters.exec if hasattr(interpreters, "exec") else interpreters.run_string)(found, code)
+interpreter = interpreters.create()
+failed = (interpreters.exec if hasattr(interpreters, "exec") else interpreters.run_string)(interpreter, code)
 assert not failed, failed
 """
 

@@ -68,7 +68,7 @@ def test_workers(method: str, backend: str) -> None:
 RACE = """
 import threading, torch, sinpe_ext as sinpe
 from sinpe_ext.backend import loader
-start, found, failed = threading.Barrier(8), [None] * 8, []
+start, results, failed = threading.Barrier(8), [None] * 8, []
 layers = [sinpe.SinusoidalPositionalEncoding(16).eval() for _ in range(8)]
 x, weight = torch.ones(2, 5, 16, requires_grad=True), torch.ones(4, 16, requires_grad=True)
 ids = torch.arange(10).reshape(2, 5) % 4
@@ -81,17 +81,17 @@ def call(k):
             lambda: sinpe.encode(torch.rand(4, generator=torch.Generator().manual_seed(1)), t2t),
             lambda: torch.autograd.grad(sinpe.embed(ids, weight, dropout=0.5, seed=1).sum(), weight)[0],
         ]
-        found[k] = [calls[(k + i) % 5]() for i in range(5)]
-        found[k] = found[k][-k % 5:] + found[k][:-k % 5]
+        results[k] = [calls[(k + i) % 5]() for i in range(5)]
+        results[k] = results[k][-k % 5:] + results[k][:-k % 5]
     except BaseException as error:
         failed.append(repr(error))
 threads = [threading.Thread(target=call, args=(k,)) for k in range(8)]
 [t.start() for t in threads]
 [t.join(500) for t in threads]
 assert not failed and not any(t.is_alive() for t in threads), failed
-for other in found[1:]:
-    assert all(torch.equal(a, b) for a, b in zip(other, found[0], strict=True))
-assert torch.equal(found[0][0], sinpe.table(9, sinpe.convention("t2t", 16)))
+for other in results[1:]:
+    assert all(torch.equal(a, b) for a, b in zip(other, results[0], strict=True))
+assert torch.equal(results[0][0], sinpe.table(9, sinpe.convention("t2t", 16)))
 print("compiled" if loader.compiled("cpu") else "eager")
 """
 

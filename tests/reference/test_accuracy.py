@@ -116,9 +116,9 @@ def compared(request: pytest.FixtureRequest) -> Iterator[None]:
             print(f"  {name}: {entries:,} entries compared, at most {worst:.5f} ULP")
 
 
-def check(name: str, found: ulp.Report, limit: float) -> None:
-    tally.setdefault(name, []).append(found)
-    assert found.entries and found.worst <= limit, found
+def check(name: str, report: ulp.Report, limit: float) -> None:
+    tally.setdefault(name, []).append(report)
+    assert report.entries and report.worst <= limit, report
 
 
 @pytest.mark.sampled("values")
@@ -127,8 +127,8 @@ def check(name: str, found: ulp.Report, limit: float) -> None:
 def test_integer_positions(backend: str, name: str, made: str) -> None:
     case = CASES[name]
     for dtype, limit in LIMITS.items():
-        found = ulp.compare(MADE[made](case, dtype), case.encoding, case.positions, case.channels)
-        check(f"{dtype}, whole positions, {backend}", found, limit)
+        report = ulp.compare(MADE[made](case, dtype), case.encoding, case.positions, case.channels)
+        check(f"{dtype}, whole positions, {backend}", report, limit)
 
 
 def test_every_position_below_65536(backend: str) -> None:
@@ -136,8 +136,8 @@ def test_every_position_below_65536(backend: str) -> None:
     truth, positions = ulp.PaperTruth(64), torch.arange(2**16)
     got = sinpe.encode(positions, 64).double().numpy()
     channels = np.broadcast_to(np.arange(64), got.shape)
-    found = ulp.report(got, truth.rows(0, 2**16), 0.0, "float32", range(2**16), channels)
-    check(f"torch.float32, every position below 65536, {backend}", found, FLOAT32)
+    report = ulp.report(got, truth.rows(0, 2**16), 0.0, "float32", range(2**16), channels)
+    check(f"torch.float32, every position below 65536, {backend}", report, FLOAT32)
 
 
 def test_every_entry_of_a_long_table() -> None:
@@ -146,15 +146,15 @@ def test_every_entry_of_a_long_table() -> None:
     for start in range(0, 2**16, rows):
         got = sinpe.table(rows, 512, start=start).double().numpy()
         channels = np.broadcast_to(np.arange(512), got.shape)
-        found = ulp.report(got, truth.rows(start, rows), 0.0, "float32", range(start, start + rows), channels)
-        check("torch.float32, table(65536, 512)", found, FLOAT32)
+        report = ulp.report(got, truth.rows(start, rows), 0.0, "float32", range(start, start + rows), channels)
+        check("torch.float32, table(65536, 512)", report, FLOAT32)
 
 
 def test_double_double_reference_equals_mpmath() -> None:
     for dim, start in ((64, 0), (512, 2**16 - 300), (512, 7199 - 150)):
         rows = ulp.PaperTruth(dim).rows(start, 300)
-        found = ulp.compare(rows, Encoding(dim), range(start, start + 300), ulp.some_channels(300, dim, 16))
-        assert found.worst <= 8, found  # float64 ULP: 2**-50 relative
+        report = ulp.compare(rows, Encoding(dim), range(start, start + 300), ulp.some_channels(300, dim, 16))
+        assert report.worst <= 8, report  # float64 ULP: 2**-50 relative
 
 
 @pytest.mark.parametrize("made", MADE)
@@ -166,8 +166,8 @@ def test_ends_of_int64(backend: str, made: str) -> None:
     for encoding in (Encoding(512), sinpe.convention("t2t", 128)):
         case = Case(encoding, positions)
         for dtype in (torch.float32, torch.float64):
-            found = ulp.compare(MADE[made](case, dtype), encoding, positions)
-            assert found.absolute <= ABSOLUTE, found
+            report = ulp.compare(MADE[made](case, dtype), encoding, positions)
+            assert report.absolute <= ABSOLUTE, report
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -188,20 +188,20 @@ def test_16_bit_sums(backend: str, dtype: torch.dtype) -> None:
         near = np.abs(total) < np.abs(high) / 8
         error, unit = np.abs((got - total) - rest), ulp.units(total, rest, narrow)
         assert (error <= 0.5 * unit + FLOAT32_ROUNDING * (np.abs(total) + np.abs(high)))[near].all() and near.any()
-        found = ulp.report(got, np.where(near, got, total), np.where(near, 0, rest), narrow, positions, channels)
-        check(f"{dtype}, x + PE, {backend}", found, NARROW)
+        report = ulp.report(got, np.where(near, got, total), np.where(near, 0, rest), narrow, positions, channels)
+        check(f"{dtype}, x + PE, {backend}", report, NARROW)
 
 
 def convergents(x: Fraction, largest: int) -> list[int]:
     """Denominators m up to `largest` of the continued fraction of x: m * x is closest to an integer."""
-    found, before, m = [], 0, 1
+    denominators, before, m = [], 0, 1
     while m <= largest:
-        found.append(m)
+        denominators.append(m)
         if not x % 1:
             break
         x = 1 / (x % 1)
         before, m = m, int(x) * m + before
-    return found
+    return denominators
 
 
 def near_quarter_turns(encoding: Encoding, channel: int, digits: int) -> list[float]:
@@ -211,11 +211,11 @@ def near_quarter_turns(encoding: Encoding, channel: int, digits: int) -> list[fl
         quarters = frequency * 2 if encoding.unit != "radian" else frequency / (mpmath.pi / 2)
         mantissa, exponent = mpmath.frexp(abs(quarters))
         exact = Fraction(int(mpmath.ldexp(mantissa, ulp.PRECISION))) * Fraction(2) ** (int(exponent) - ulp.PRECISION)
-    found = []
+    positions = []
     for shift in (1, 11, 29, 50):
         largest = min(2**digits, 2 ** (31 + shift)) - 1
-        found += [math.ldexp(m, -shift) for m in convergents(exact / 2**shift, largest)[-4:]]
-    return found
+        positions += [math.ldexp(m, -shift) for m in convergents(exact / 2**shift, largest)[-4:]]
+    return positions
 
 
 FRACTIONAL = {
@@ -242,14 +242,14 @@ def test_fractional_positions(backend: str, name: str, wide: torch.dtype) -> Non
     positions = torch.tensor([*plain, *hard], dtype=wide)
     exact = positions.tolist()  # values representable in the dtype
     channels = ulp.some_channels(len(exact), encoding.dim, min(encoding.dim, 8))
-    own = [c for c in range(encoding.dim) for _ in range(len(hard) // encoding.dim)]
-    for row, channel in enumerate(own, len(plain)):  # the channel with that frequency, and its partner
+    hard_channels = [c for c in range(encoding.dim) for _ in range(len(hard) // encoding.dim)]
+    for row, channel in enumerate(hard_channels, len(plain)):  # the channel with that frequency, and its partner
         channels[row, :2] = channel, channel ^ 1 if channel ^ 1 < encoding.dim else channel
     for dtype in LIMITS:
         got = sinpe.encode(positions, encoding, dtype=dtype)
         if dtype != torch.float64:
-            found = ulp.compare(got, encoding, exact, channels)
-            check(f"{dtype}, fractional positions, {backend}", found, LIMITS[dtype])
+            report = ulp.compare(got, encoding, exact, channels)
+            check(f"{dtype}, fractional positions, {backend}", report, LIMITS[dtype])
             continue
         # Fractional positions come closer to a zero than integers: the frequency's 128 bits end before float64's 53.
         high, low = ulp.truth(encoding).rows(exact, channels)
@@ -264,5 +264,5 @@ def test_fractional_positions_up_to_2_53(backend: str) -> None:
     positions = [math.ldexp(draw.uniform(-1, 1), draw.randrange(31, 54)) for _ in range(200)]
     channels = ulp.some_channels(len(positions), 128, 16)
     got = sinpe.encode(torch.tensor(positions, dtype=torch.float64), 128)
-    found = ulp.compare(got, Encoding(128), positions, channels)
-    assert found.entries and found.absolute <= ABSOLUTE, found
+    report = ulp.compare(got, Encoding(128), positions, channels)
+    assert report.entries and report.absolute <= ABSOLUTE, report

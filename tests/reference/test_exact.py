@@ -48,8 +48,8 @@ def rounded(value: mpmath.mpf, bits: int, smallest_exponent: int) -> float:
 
 def assert_entry(p: Plan, position: float, channel: int) -> None:
     value = true_value(p, position, channel)
-    found = exact.float32(p, position, channel), exact.float64(p, position, channel)
-    assert found == (rounded(value, 24, -149), rounded(value, 53, -1074)), (p.dim, position, channel)
+    got = exact.float32(p, position, channel), exact.float64(p, position, channel)
+    assert got == (rounded(value, 24, -149), rounded(value, 53, -1074)), (p.dim, position, channel)
 
 
 ENCODINGS = {
@@ -142,8 +142,8 @@ SPECIAL = [  # encoding, position, row as float32; signs of zeros count
 
 @pytest.mark.parametrize(("encoding", "position", "row"), SPECIAL)
 def test_special_values(encoding: Encoding, position: float, row: tuple[float, ...]) -> None:
-    found = [exact.float32(plan(encoding), position, channel) for channel in range(encoding.dim)]
-    for value, expected in zip(found, row, strict=True):
+    values = [exact.float32(plan(encoding), position, channel) for channel in range(encoding.dim)]
+    for value, expected in zip(values, row, strict=True):
         assert value == pytest.approx(expected, rel=2**-24, abs=0, nan_ok=True)
         assert math.isnan(expected) or math.copysign(1, value) == math.copysign(1, expected)
 
@@ -180,8 +180,8 @@ EXAMPLES = [  # source, encoding, position, printed row, half a unit of the last
 
 @pytest.mark.parametrize(("source", "encoding", "position", "row", "half_digit"), EXAMPLES)
 def test_examples(source: str, encoding: Encoding, position: int, row: tuple[float, ...], half_digit: float) -> None:
-    found = [exact.float64(plan(encoding), position, channel) for channel in range(encoding.dim)]
-    assert found == pytest.approx(row, rel=0, abs=1.001 * half_digit)
+    values = [exact.float64(plan(encoding), position, channel) for channel in range(encoding.dim)]
+    assert values == pytest.approx(row, rel=0, abs=1.001 * half_digit)
 
 
 def test_smallest_channel_of_example_001a() -> None:

@@ -89,8 +89,8 @@ PINNED = {
 
 
 def test_pinned_bits(backend: str) -> None:
-    found: dict[str, hashlib._Hash] = defaultdict(hashlib.sha256)
+    digests: dict[str, hashlib._Hash] = defaultdict(hashlib.sha256)
     for results in (conventions(), operations()):
         for name, result in results:
-            found[name].update(result.detach().contiguous().view(torch.uint8).numpy().tobytes())
-    assert {name: digest.hexdigest()[:16] for name, digest in found.items()} == PINNED
+            digests[name].update(result.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    assert {name: digest.hexdigest()[:16] for name, digest in digests.items()} == PINNED

@@ -108,10 +108,10 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 def test_table_float32_is_correctly_rounded(dim: int, start: int, length: int) -> None:
     rows = reference.table(plan(Encoding(dim)), length, start, torch.float32)
     picked = [start, start + length - 1, *range(start, start + length, length // 23)]
-    found = compare(
+    report = compare(
         rows[[p - start for p in picked]], Encoding(dim), picked, some_channels(len(picked), dim, dim // 16)
     )
-    assert found.worst <= CORRECTLY_ROUNDED and found.correct == 1.0, found
+    assert report.worst <= CORRECTLY_ROUNDED and report.correct == 1.0, report
 
 
 @pytest.mark.parametrize("made", ["table", "encode"])
@@ -122,8 +122,8 @@ def test_closest_approaches_to_zero(made: str, dim: int, position: int, pair: in
         row = reference.table(p, 40, position - 37, torch.float32)[37:38]
     else:
         row = reference.encode(p, torch.tensor([position]), torch.float32)
-    found = compare(row, Encoding(dim), [position], np.array([[2 * pair, 2 * pair + 1]]))
-    assert found.worst <= CORRECTLY_ROUNDED, found
+    report = compare(row, Encoding(dim), [position], np.array([[2 * pair, 2 * pair + 1]]))
+    assert report.worst <= CORRECTLY_ROUNDED, report
 
 
 @pytest.mark.parametrize("made", ["table", "encode", "encode_float"])
@@ -135,8 +135,8 @@ def test_float64_is_within_one_ulp(made: str) -> None:
     else:
         wide = torch.float64 if made == "encode_float" else torch.int64
         rows = reference.encode(p, torch.tensor(positions, dtype=wide), torch.float64)
-    found = compare(rows, Encoding(512), positions, some_channels(len(positions), 512, 40))
-    assert found.worst <= FLOAT64_ULP, found
+    report = compare(rows, Encoding(512), positions, some_channels(len(positions), 512, 40))
+    assert report.worst <= FLOAT64_ULP, report
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -146,8 +146,8 @@ def test_fractional_positions(dtype: torch.dtype) -> None:
     )
     for width, limit in ((torch.float32, CORRECTLY_ROUNDED), (torch.float64, FLOAT64_ULP)):
         rows = reference.encode(plan(Encoding(128)), positions, width)
-        found = compare(rows, Encoding(128), positions.tolist(), some_channels(len(positions), 128, 43))
-        assert found.worst <= limit, found
+        report = compare(rows, Encoding(128), positions.tolist(), some_channels(len(positions), 128, 43))
+        assert report.worst <= limit, report
 
 
 def test_absolute_bound_at_every_int64_position() -> None:

@@ -51,20 +51,20 @@ def check_form(
     inference, results = draw(st.booleans()), {}
     for backend in BACKENDS:
         with use(backend), torch.inference_mode(inference):
-            kept, own = copy_of_view(memory, x)
-            into_memory, into = kept, own
+            kept, given = copy_of_view(memory, x)
+            into_memory, into = kept, given
             if form == "out":
                 into_memory, into = copy_of_view(*draw(views(shape, dtype, expanded=False)))
                 into.fill_(math.nan)
-            before, wanted = into_memory.clone(), want(own)
+            before, wanted = into_memory.clone(), want(given)
             if form == "add":
-                got = sinpe.add(own, encoding, **arguments())
-                assert got.stride() == torch.empty_like(own).stride()
+                got = sinpe.add(given, encoding, **arguments())
+                assert got.stride() == torch.empty_like(given).stride()
             elif form == "add_":
-                got = sinpe.add_(own, encoding, **arguments())
-                assert got is own
+                got = sinpe.add_(given, encoding, **arguments())
+                assert got is given
             else:
-                got = sinpe.add(own, encoding, out=into, **arguments())
+                got = sinpe.add(given, encoding, out=into, **arguments())
                 assert got is into
             assert same(got, wanted), backend
             results[backend] = got.clone()

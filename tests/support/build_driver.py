@@ -50,15 +50,15 @@ def ended(process):
 def child(work):
     return ended(begin(work))
 def right():
-    found = loader.resolve("cpu")
-    assert found.backend == "compiled", found
+    backend = loader.resolve("cpu")
+    assert backend.backend == "compiled", backend
     assert torch.ops.sinpe_ext.cpu_isa.default() == "small-7"
 def eager(*reasons):
-    found = loader.resolve("cpu")
-    assert found.backend == "eager" and all(text in found.reason for text in reasons), found
+    backend = loader.resolve("cpu")
+    assert backend.backend == "eager" and all(text in backend.reason for text in reasons), backend
 def library():
-    (found,) = cache.glob("*/*.so")
-    return found
+    (path,) = cache.glob("*/*.so")
+    return path
 def seal(path):
     marker = path.parent / "done.json"
     marker.write_text(json.dumps({**json.loads(marker.read_text()), "sha256": compilation.file_hash(path)}))

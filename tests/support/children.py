@@ -73,12 +73,12 @@ class Child:
 
     def printed(self, since: Sequence[int] = (0, 0)) -> tuple[str, str]:
         """(stdout, stderr) up to now, from these byte offsets on."""
-        found = []
+        texts = []
         for stream, begin in zip(self.streams, since, strict=True):
             end = os.fstat(stream.fileno()).st_size
             text = os.pread(stream.fileno(), max(end - begin, 0), begin).decode(errors="replace")
-            found.append(text.replace("\r\n", "\n").replace("\r", "\n"))
-        return found[0], found[1]
+            texts.append(text.replace("\r\n", "\n").replace("\r", "\n"))
+        return texts[0], texts[1]
 
     def report(self, reason: str, since: Sequence[int] = (0, 0)) -> str:
         said = zip(("stdout", "stderr"), self.printed(since), strict=True)
@@ -94,7 +94,7 @@ class Child:
 def until(condition: Callable[[], Any], what: str, limit: float = DEADLINE, child: Child | None = None) -> Any:
     """Waits for the first true value of the condition; `child` must be running until then."""
     deadline = time.monotonic() + limit
-    while not (found := condition()):
+    while not (value := condition()):
         if child is not None and (status := child.poll()) is not None:
             pytest.fail(child.report(f"status {status} before {what}"))
         if time.monotonic() > deadline:
@@ -103,7 +103,7 @@ def until(condition: Callable[[], Any], what: str, limit: float = DEADLINE, chil
             child.end()
             pytest.fail(child.report(f"not within {limit:g} s: {what}"))
         time.sleep(0.02)
-    return found
+    return value
 
 
 def start_command(
@@ -147,15 +147,15 @@ def start(code: str, env: dict[str, str] | None = None, cwd: Path | None = None)
 
 def finish(child: Child, limit: float = DEADLINE, status: Status = 0) -> tuple[str, str]:
     """(stdout, stderr) of a process that must end within the limit, with this status or one of these."""
-    found = child.wait(limit)
-    if found is None:
+    returncode = child.wait(limit)
+    if returncode is None:
         reason = child.report(f"no end within {limit:g} s")
         child.end()
         child.wait(DEADLINE)
         pytest.fail(reason)
-    if status is not None and found not in ([status] if isinstance(status, int) else status):
+    if status is not None and returncode not in ([status] if isinstance(status, int) else status):
         child.end()
-        pytest.fail(child.report(f"status {found} instead of {status}"))
+        pytest.fail(child.report(f"status {returncode} instead of {status}"))
     return child.printed()
 
 
@@ -171,9 +171,9 @@ def execute(
     """options: of start_command."""
     child = start_command(arguments, **options)
     out, err = finish(child, limit, status)
-    found = child.poll()
-    assert found is not None
-    return subprocess.CompletedProcess([str(word) for word in arguments], found, out, err)
+    returncode = child.poll()
+    assert returncode is not None
+    return subprocess.CompletedProcess([str(word) for word in arguments], returncode, out, err)
 
 
 class Server:

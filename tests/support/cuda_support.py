@@ -26,8 +26,8 @@ def why_no_cuda() -> str:
     """The reason why CUDA kernels cannot be tested, or an empty string."""
     if not torch.cuda.is_available():
         return "no CUDA device is visible"
-    found = loader.resolve("cuda")
-    return "" if found.backend == "compiled" else f"no CUDA kernels: {found.reason}"
+    backend = loader.resolve("cuda")
+    return "" if backend.backend == "compiled" else f"no CUDA kernels: {backend.reason}"
 
 
 @pytest.fixture

@@ -25,13 +25,13 @@ BEGUN = -1
 
 
 def receive(channel: socket.socket, size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        part = channel.recv(size - len(found))
+    data = b""
+    while len(data) < size:
+        part = channel.recv(size - len(data))
         if not part:
             raise EOFError
-        found += part
-    return found
+        data += part
+    return data
 
 
 def serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:

@@ -30,13 +30,13 @@ class Interface(NamedTuple):
 
 def interfaces(*, with_data: bool = False) -> list[Interface]:
     """The available interfaces. with_data: without meta, for checks that need values."""
-    found = [Interface("eager", "eager", "cpu")]
+    available = [Interface("eager", "eager", "cpu")]
     if loader.setting() != "eager":  # else --require-backend=eager
         if loader.resolve("cpu").backend == "compiled":
-            found.append(Interface("compiled", "compiled", "cpu"))
+            available.append(Interface("compiled", "compiled", "cpu"))
         if torch.cuda.is_available() and loader.resolve("cuda").backend == "compiled":
-            found.append(Interface("cuda", "compiled", "cuda:0"))
-    return found if with_data else [*found, Interface("meta", "auto", "meta")]
+            available.append(Interface("cuda", "compiled", "cuda:0"))
+    return available if with_data else [*available, Interface("meta", "auto", "meta")]
 
 
 def neutral(message: str, device: str) -> str:

@@ -125,19 +125,19 @@ def adapters(text: str | None = None) -> dict[str, tuple[str, dict[str, Any]]]:
     """Heading -> code of its blocks, and the names that it defines; the page's first block runs before each."""
     text = pages.text_of(PAGE) if text is None else text
     imports = pages.blocks(text[: text.index("\n## ")], "python")[0].code
-    found = {}
+    by_heading = {}
     for heading, section in sections(text).items():
         code = "\n".join(block.code for block in pages.blocks(section, "python"))
         if code:
             names: dict[str, Any] = {"__name__": "__main__"}
             exec(compile(f"{imports}\n{code}", f"{PAGE} {heading}", "exec"), names)
-            found[heading] = code, names
-    return found
+            by_heading[heading] = code, names
+    return by_heading
 
 
 def recorded() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(CALLS.read_text(encoding="utf-8"))
-    return found
+    calls: dict[str, Any] = json.loads(CALLS.read_text(encoding="utf-8"))
+    return calls
 
 
 def result(call: str, names: dict[str, Any]) -> Tensor:

@@ -164,8 +164,8 @@ def slopes(encoding: Encoding, positions: Sequence[float]) -> Tensor:
 def steepness(encoding: Encoding) -> Tensor:
     """The largest derivative of each channel, (dim,)."""
     unit = 1.0 if encoding.unit == "radian" else math.pi
-    found = [abs(float(truth(encoding).frequency(channel))) for channel in range(encoding.dim)]
-    return torch.tensor(found, dtype=torch.float64) * unit * abs(encoding.amplitude)
+    frequencies = [abs(float(truth(encoding).frequency(channel))) for channel in range(encoding.dim)]
+    return torch.tensor(frequencies, dtype=torch.float64) * unit * abs(encoding.amplitude)
 
 
 def tree_sum(terms: Tensor) -> Tensor:

@@ -39,11 +39,11 @@ def text_of(page: str) -> str:
 
 def blocks(text: str, *languages: str) -> list[Block]:
     """Fenced blocks of these languages, or all."""
-    found = [
+    fenced = [
         Block(m["language"], m["code"], m["mark"] or "", text.count("\n", 0, m.start("code")) + 1)
         for m in FENCE.finditer(text)
     ]
-    return [block for block in found if not languages or block.language in languages]
+    return [block for block in fenced if not languages or block.language in languages]
 
 
 def prose(text: str) -> str:

@@ -45,11 +45,11 @@ def sample(items: list[Any], how: str | int) -> set[int]:
 
 def _products(items: list[Any]) -> Iterator[tuple[str | int, list[Any]]]:
     """The sampled tests: how, and their cases that do not skip themselves."""
-    found: dict[Any, list[Any]] = defaultdict(list)
+    groups: dict[Any, list[Any]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sampled"):
-            found[item.path, item.cls, item.originalname].append(item)
-    for cases in found.values():
+            groups[item.path, item.cls, item.originalname].append(item)
+    for cases in groups.values():
         marker = cases[0].get_closest_marker("sampled")
         where = marker.kwargs.get("where")
         worth = [item for item in cases if where is None or where(**item.callspec.params)]

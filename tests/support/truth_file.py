@@ -32,10 +32,10 @@ def text(encoding: Encoding) -> str:
     for kind, frequency in formula:
         bits = _fraction(frequency, encoding.unit == "radian")
         # A frequency that the same kind already has is added again.
-        found = [k for k, known in enumerate(frequencies) if known == bits and (k, kind) not in _pairs(channels)]
-        if not found:
+        same = [k for k, known in enumerate(frequencies) if known == bits and (k, kind) not in _pairs(channels)]
+        if not same:
             frequencies.append(bits)
-        channels += [found[0] if found else len(frequencies) - 1, kind]
+        channels += [same[0] if same else len(frequencies) - 1, kind]
     words = [bits >> shift & 2**64 - 1 for bits in frequencies for shift in (192, 128, 64, 0)]
     lines = [f"# Written by tests/support/truth_file.py: {encoding!r}"]
     for name, section in (

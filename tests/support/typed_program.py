@@ -21,7 +21,7 @@ from sinpe_ext import positions as places
 
 def tables() -> list[Tensor]:
     encoding = assert_type(sinpe.convention("t2t", 8, base=500.0, start=1), Encoding)
-    own = Encoding(8, cos_frequency="own")
+    per_channel = Encoding(8, cos_frequency="own")
     wider = assert_type(encoding.replace(dim=16), Encoding)
     grid = assert_type(sinpe.convention("mae2d", 8), GridEncoding)
     points = assert_type(sinpe.convention("nerf", 60, axes=3), GridEncoding)
@@ -35,7 +35,7 @@ def tables() -> list[Tensor]:
     return [
         assert_type(sinpe.table(4, 8), Tensor),
         sinpe.table(4, encoding, start=-3, dtype=torch.bfloat16, device="cpu"),
-        sinpe.table(4, own, out=out),
+        sinpe.table(4, per_channel, out=out),
         assert_type(sinpe.table(4096, "t2t", dim=512), Tensor),
         sinpe.encode(torch.arange(4), "ddpm", dim=320),
         sinpe.table((2, 3), grid, flatten=False),
@@ -84,7 +84,7 @@ def counted(ids: Tensor) -> list[Tensor]:
     ]
 
 
-def found() -> tuple[str, float]:
+def identified() -> tuple[str, float]:
     matches = assert_type(sinpe.identify(sinpe.table(64, sinpe.convention("fairseq", 64))), Matches)
     best = assert_type(matches[0], Match)
     return best.code, best.max_error
@@ -135,4 +135,4 @@ if __name__ == "__main__":
     x = torch.rand(2, 6, 8)
     count = len(tables()) + len(sums(x, torch.Generator())) + len(counted(torch.tensor([[1, 2, 0]])))
     shape = Model(8)(torch.ones(2, 3, dtype=torch.long), torch.rand(2)).shape
-    print(count, in_numpy(), tuple(shape), *found(), swapped(Model(8)), backend())
+    print(count, in_numpy(), tuple(shape), *identified(), swapped(Model(8)), backend())

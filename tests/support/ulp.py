@@ -104,11 +104,11 @@ def _formula(e: Encoding) -> Iterable[tuple[int, mpmath.mpf]]:
     given = sorted(2 * i + kind for kind, i in order[: e.dim])  # one per channel, if each has its own
     scale = _mpf(e.position_scale) * {"radian": 1, "half_turn": 1, "turn": 2}[e.unit]
     for kind, i in order[: e.dim]:
-        own = e.cos_frequency == "own"
+        per_channel = e.cos_frequency == "own"
         if e.frequencies is not None:
-            frequency = _mpf(e.frequencies[given.index(2 * i + kind) if own and not halves else i])
+            frequency = _mpf(e.frequencies[given.index(2 * i + kind) if per_channel and not halves else i])
         else:
-            index = i + mpmath.mpf(kind) / 2 if own else mpmath.mpf(i)
+            index = i + mpmath.mpf(kind) / 2 if per_channel else mpmath.mpf(i)
             frequency = _mpf(e.base) ** (-_mpf(e.exponent_scale) * index / steps) if steps else mpmath.mpf(1)
         yield kind, scale * frequency
     if len(order) < e.dim:
