@@ -28,19 +28,23 @@ def calls() -> dict[str, Callable[[], Any]]:
     ids, weight = torch.randint(0, ROWS, (B, S)), torch.randn(ROWS, D)
     embedding, timesteps = sinpe.SinusoidalEmbedding(ROWS, D).eval(), sinpe.TimestepEncoding(D).eval()
     positions, out = torch.arange(S), torch.empty(B, S, D)
-    large, every = torch.randn(B, 16 * S, D), torch.arange(16 * S)
+    large, every, images = torch.randn(B, 16 * S, D), torch.arange(16 * S), torch.randn(B, 16, 16, D)
+    into = torch.empty_like(large)
     return {
         "add": lambda: sinpe.add(x, encoding),
         "add positions": lambda: sinpe.add(x, encoding, positions=positions),
         "add positions, large": lambda: sinpe.add(large, encoding, positions=every),
         "add padding_mask": lambda: sinpe.add(x, encoding, padding_mask=positions > 8),
         "add dropout": lambda: sinpe.add(x, encoding, dropout=0.1),
+        "add dropout, large": lambda: sinpe.add(large, encoding, dropout=0.1),
         "add dropout gradient": lambda: sinpe.add(learned, encoding, dropout=0.1),
         "add_ dropout": lambda: sinpe.add_(x, encoding, dropout=0.1),
         "add out": lambda: sinpe.add(x, encoding, out=out),
         "add out dropout": lambda: sinpe.add(x, encoding, dropout=0.1, out=out),
+        "add out dropout, large": lambda: sinpe.add(large, encoding, dropout=0.1, out=into),
         "add grid": lambda: sinpe.add(places, image),
         "add grid dropout": lambda: sinpe.add(places, image, dropout=0.1),
+        "add grid dropout, large": lambda: sinpe.add(images, image, dropout=0.1),
         "embed": lambda: sinpe.embed(ids, weight, encoding),
         "embed dropout": lambda: sinpe.embed(ids, weight, encoding, dropout=0.1),
         "table": lambda: sinpe.table(S, encoding),
