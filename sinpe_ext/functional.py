@@ -12,7 +12,7 @@ from .encodings import in_graph
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
 from .encodings.values import is_dtensor
-from .operations import checks, nested, small
+from .operations import checks, fast_path, nested
 from .operations import table as tables
 from .operations.add import AddArguments, SequenceAdd
 from .operations.embed import EmbedArguments, EmbedCall
@@ -89,7 +89,7 @@ def table(
         from .distributed import rows as sharded_rows
 
         return sharded_rows.table(table, TableArguments(*arguments), device_mesh, placements)
-    result = small.call("table", arguments)
+    result = fast_path.call("table", arguments)
     return tables.table(TableArguments(*arguments)) if result is None else result
 
 
@@ -128,7 +128,7 @@ def encode(
     Gradient:
         for float positions, of any order.
     """
-    result = small.call("encode", positions, encoding, dtype, dim)
+    result = fast_path.call("encode", positions, encoding, dtype, dim)
     if result is not None:
         return result
     if _is_compiling():
@@ -214,7 +214,7 @@ def add(
     """
     arguments = (x, encoding, positions, start, scale, alpha, padding_mask,
              seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens)  # fmt: skip
-    result = small.call("add", arguments, out)
+    result = fast_path.call("add", arguments, out)
     if result is not None:
         return result
     call = add_call(AddArguments(*arguments))
@@ -251,7 +251,7 @@ def add_(
     """
     arguments = (x, encoding, positions, start, scale, alpha, padding_mask,
              seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens)  # fmt: skip
-    result = small.call("add", arguments, x)
+    result = fast_path.call("add", arguments, x)
     if result is not None:
         return result
     return add_call(AddArguments(*arguments)).result_in_place()
@@ -306,7 +306,7 @@ def embed(
     """
     arguments = (ids, weight, encoding, positions, start, scale, alpha, dropout, seed,
              padding_idx, padding_mask, sparse, encode_padding, seq_dim)  # fmt: skip
-    result = small.call("embed", arguments)
+    result = fast_path.call("embed", arguments)
     return embed_call(EmbedArguments(*arguments)).result() if result is None else result
 
 

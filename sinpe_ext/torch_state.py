@@ -81,7 +81,7 @@ def read() -> TorchState:
     )
 
 
-# The conditions of `is_intercepted` except the compiler's, as `csrc/pybind/small_calls.h` evaluates them: the functions
+# The conditions of `is_intercepted` except the compiler's, as `csrc/pybind/fast_path/` evaluates them: the functions
 # with the results they return, and the modules' variables with the values they have, while nothing intercepts the call.
 CONDITIONS = (_modes, 0), (_transforms, False), (_tracing_state, None), (_function_modes, 0)
 VARIABLES = (vars(forward_ad), "_current_level", -1), (vars(functional), "scaled_dot_product_attention", _ATTENTION)

@@ -1,5 +1,5 @@
 // The kernels of one type of device as a table of functions: what its library offers to a caller without torch
-// (pybind/small_calls.h).
+// (pybind/fast_path/).
 #pragma once
 
 #include <cstdint>

@@ -47,7 +47,7 @@ class DeviceBackend:
 _lock = threading.RLock()
 _setting: str | None = None  # None: SINPE_EXT_BACKEND decides
 _found: dict[str, DeviceBackend] = {}  # device type -> result of loading, independent of the setting
-choices: dict[str, Any] = {}  # for the current setting: device type -> compiled?, and the functions of small_call
+choices: dict[str, Any] = {}  # for the current setting: device type -> compiled?, and functions of _core
 _errors: dict[str, BuildUnavailable] = {}  # device type -> why the last attempt at a library failed
 _warned: set[str] = set()
 
@@ -157,7 +157,7 @@ def _choose(device_type: str) -> bool:
 
 
 def _share_kernels(device_type: str) -> None:
-    """Passes the kernels of the CUDA library to the module _core (`operations/small.py`), if that is built."""
+    """Passes the kernels of the CUDA library to the module _core (`operations/fast_path.py`), if that is built."""
     import torch
 
     module: Any = core_module()[0]
@@ -386,7 +386,7 @@ def _is_missing(device_type: str) -> bool:
     return found is None or found.backend != "compiled"
 
 
-def small_calls(set_up: Callable[[Any], bool]) -> Any:
+def fast_path_module(set_up: Callable[[Any], bool]) -> Any:
     """The module _core for calls without the general path, or None if it cannot be used.
 
     It can be used if the compiled backend serves the CPU with the library built at install time (or the emulated one),
@@ -396,14 +396,14 @@ def small_calls(set_up: Callable[[Any], bool]) -> Any:
     return module if module is not None and set_up(module) else None
 
 
-def small_call(name: str, set_up: Callable[[Any], bool]) -> Callable[..., Any]:
-    """The function small_<name> of the module `_core`, or one that returns None if that cannot be used.
+def fast_path_function(name: str, set_up: Callable[[Any], bool]) -> Callable[..., Any]:
+    """The function fast_<name> of the module `_core`, or one that returns None if that cannot be used.
 
     The result is cached in `choices[name]`, where callers look first.
     """
     chosen = choices
-    module = small_calls(set_up)
-    chosen[name] = found = _unsupported if module is None else getattr(module, f"small_{name}")
+    module = fast_path_module(set_up)
+    chosen[name] = found = _unsupported if module is None else getattr(module, f"fast_{name}")
     return found
 
 

@@ -14,7 +14,7 @@ from ..encodings import resolve
 from ..encodings.encoding import Encoding
 from ..encodings.values import MAX_DIM, integer
 from ..functional import encode
-from ..operations import checks, small
+from ..operations import checks, fast_path
 from ..operator import is_batched
 from . import shared
 
@@ -89,7 +89,7 @@ class TimestepEncoding(nn.Module):
         """
         if _range_checks and not torch.compiler.is_compiling():
             _warn_of_fractions(t, self.encoding)
-        rows = small.call("encode", t, self.encoding, self.dtype, None)
+        rows = fast_path.call("encode", t, self.encoding, self.dtype, None)
         if rows is not None:
             return rows
         if shared.is_fx_proxy(t):

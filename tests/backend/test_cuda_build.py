@@ -188,7 +188,7 @@ def test_reason_from_the_install_is_reported(tmp_path):
 
 REGISTERED = """
 import torch
-from sinpe_ext.operations import small
+from sinpe_ext.operations import fast_path
 torch.ops.load_library({library!r})
 has = torch._C._dispatch_has_kernel_for_dispatch_key
 assert has("sinpe_ext::table", "CUDA") and has("sinpe_ext::encode", "CUDA")

@@ -1,4 +1,4 @@
-"""Calls that `csrc/pybind/small_calls.h` checks and runs directly: with a few rows on the CPU, of any size on CUDA.
+"""Calls that `csrc/pybind/fast_path/` checks and runs directly: with a few rows on the CPU, of any size on CUDA.
 
 Such a call takes microseconds, of which checks in Python and torch's dispatcher would take most. The functions of C
 return None for arguments that they do not take; the caller then takes the general path, which raises the error
@@ -28,13 +28,13 @@ _is_compiling = torch.compiler.is_compiling
 
 
 def call(name: str, *arguments: Any) -> Tensor | None:
-    """Calls the function small_<name> of `_core`; None if it does not take these arguments."""
+    """Calls the function fast_<name> of `_core`; None if it does not take these arguments."""
     if _is_compiling():
         return None
     try:
         function = loader.choices[name]
     except KeyError:
-        function = loader.small_call(name, set_up)
+        function = loader.fast_path_function(name, set_up)
     result: Tensor | None = function(*arguments)
     return result
 
@@ -102,7 +102,7 @@ def _grid(given: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 
 def set_up(module: Any) -> bool:
-    """Passes the Python objects that `csrc/pybind/small_calls.h` needs to the module `_core`; returns whether it can be
+    """Passes the Python objects that `csrc/pybind/fast_path/` needs to the module `_core`; returns whether it can be
     used."""
     of_torch = (
         Tensor,

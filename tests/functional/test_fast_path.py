@@ -1,4 +1,4 @@
-"""The fast path (sinpe_ext/operations/small.py) equals the general path, also with the CUDA kernels compiled as C++."""
+"""The fast path (sinpe_ext/operations/fast_path.py) equals the general path; also with emulated CUDA kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sinpe_ext import functional
 from sinpe_ext import torch_state as observers
 from sinpe_ext.backend import loader
 from sinpe_ext.modules import layers
-from sinpe_ext.operations import small as plain
+from sinpe_ext.operations import fast_path as plain
 from sinpe_ext.operations import table as tables
 
 pytestmark = pytest.mark.emulated
@@ -115,7 +115,7 @@ OTHERS = [
 
 @pytest.fixture(autouse=True)
 def need_core() -> None:
-    if loader.small_calls(plain.set_up) is None:
+    if loader.fast_path_module(plain.set_up) is None:
         pytest.skip("the fast path needs the module _core")
 
 
@@ -573,8 +573,8 @@ def positions_past_storage() -> torch.Tensor:
 
 @pytest.mark.usefixtures("need_cpu_kernels")
 def test_encode_of_other_positions_takes_the_general_path() -> None:
-    small = loader.small_calls(plain.set_up)
-    assert small.small_encode(torch.arange(3), PE, torch.float32, None) is not None
+    small = loader.fast_path_module(plain.set_up)
+    assert small.fast_encode(torch.arange(3), PE, torch.float32, None) is not None
     others = {
         "no dimension": torch.tensor(3),
         "no elements": torch.arange(0),
@@ -593,20 +593,20 @@ def test_encode_of_other_positions_takes_the_general_path() -> None:
         "an int": 3,
     }
     taken = [
-        name for name, positions in others.items() if small.small_encode(positions, PE, torch.float32, None) is not None
+        name for name, positions in others.items() if small.fast_encode(positions, PE, torch.float32, None) is not None
     ]
     assert not taken
 
 
 def test_encode_to_another_dtype_or_encoding_takes_the_general_path() -> None:
-    small, few = loader.small_calls(plain.set_up), torch.arange(3)
-    assert small.small_encode(few, PE, torch.int64, None) is None
-    assert small.small_encode(few, PE, torch.complex64, None) is None
-    assert small.small_encode(few, sinpe.Encoding(8, angle="float32_exp"), torch.float32, None) is None
+    small, few = loader.fast_path_module(plain.set_up), torch.arange(3)
+    assert small.fast_encode(few, PE, torch.int64, None) is None
+    assert small.fast_encode(few, PE, torch.complex64, None) is None
+    assert small.fast_encode(few, sinpe.Encoding(8, angle="float32_exp"), torch.float32, None) is None
     with torch.device("meta"):
         assert sinpe.encode(few, PE).device.type == "cpu"
-    with pytest.raises(TypeError, match="small_encode"):
-        small.small_encode(few, PE)
+    with pytest.raises(TypeError, match="fast_encode"):
+        small.fast_encode(few, PE)
 
 
 def test_row_arguments_past_their_storage() -> None:
@@ -807,29 +807,29 @@ def observers_of_calls() -> dict[str, Callable[[Callable[[], None]], object]]:
 def test_every_observer_disables_the_fast_path(name: str) -> None:
     """By the check in Python and by that in C, which has its own list."""
     others = None, 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0
-    given, small, seen = (some(), PE, *others), loader.small_calls(plain.set_up), []
+    given, small, seen = (some(), PE, *others), loader.fast_path_module(plain.set_up), []
 
     def call() -> None:
         seen.append((observers.is_intercepted(), plain.call("add", given, None) is None))
 
     observers_of_calls()[name](call)
     assert seen and all(one == (True, True) for one in seen)
-    assert small.small_add(given, None) is not None
+    assert small.fast_add(given, None) is not None
     if name != "the compiler":  # calls no C
-        observers_of_calls()[name](lambda: seen.append((True, small.small_add(given, None) is None)))
+        observers_of_calls()[name](lambda: seen.append((True, small.fast_add(given, None) is None)))
         few = torch.arange(3), PE, torch.float32, None
-        observers_of_calls()[name](lambda: seen.append((True, small.small_encode(*few) is None)))
+        observers_of_calls()[name](lambda: seen.append((True, small.fast_encode(*few) is None)))
         assert all(one == (True, True) for one in seen)
 
 
 def test_context_parallel_disables_the_fast_path(monkeypatch) -> None:
     """Context parallelism replaces torch's attention."""
-    small = loader.small_calls(plain.set_up)
+    small = loader.fast_path_module(plain.set_up)
     given = (some(), PE, None, 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *_: None)
-    assert small.small_add(given, None) is not None
+    assert small.fast_add(given, None) is not None
     monkeypatch.setattr(observers, "in_context_parallel", lambda: True)
-    assert observers.is_intercepted() and small.small_add(given, None) is None
+    assert observers.is_intercepted() and small.fast_add(given, None) is None
 
 
 def test_more_encodings_than_the_cache_holds() -> None:
@@ -1141,10 +1141,10 @@ def test_embed_of_damaged_tensors_takes_the_general_path(monkeypatch) -> None:
     masked = [*plainly]
     masked[10] = mask
     assert plain.call("embed", tuple(masked)) is None
-    with pytest.raises(TypeError, match="small_embed"):
-        loader.small_calls(plain.set_up).small_embed(plainly[:-1])
-    with pytest.raises(TypeError, match="small_table"):
-        loader.small_calls(plain.set_up).small_table((6, PE))
+    with pytest.raises(TypeError, match="fast_embed"):
+        loader.fast_path_module(plain.set_up).fast_embed(plainly[:-1])
+    with pytest.raises(TypeError, match="fast_table"):
+        loader.fast_path_module(plain.set_up).fast_table((6, PE))
 
 
 def test_table_of_a_few_rows(monkeypatch) -> None:

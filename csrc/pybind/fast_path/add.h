@@ -1,0 +1,193 @@
+// `add`, `add_` and `out=`: of a sequence, or of a grid that starts at fixed coordinates.
+#pragma once
+
+#include <cstring>
+
+#include "core/parallel.h"
+#include "pybind/fast_path/sum.h"
+
+namespace sinpe_fast_path {
+
+// The arguments of `add` in the order of its record, without out.
+enum Argument {
+  kX,
+  kEncoding,
+  kPositions,
+  kStart,
+  kScale,
+  kAlpha,
+  kMask,
+  kSeqDim,
+  kChannelDim,
+  kDropout,
+  kSeed,
+  kGrid,
+  kExtra
+};
+constexpr Py_ssize_t kArguments = kExtra + 1;
+
+// Whether x is a sequence, (..., S, C) or, if `is_first`, (S, B, C); sets *extra to the number of its extra tokens.
+inline bool is_sequence(PyObject* given, int32_t rank, bool* is_first, int64_t* extra) {
+  PyObject *seq_dim = PyTuple_GET_ITEM(given, kSeqDim), *tokens = PyTuple_GET_ITEM(given, kExtra);
+  *extra = PyLong_CheckExact(tokens) ? PyLong_AsLongLong(tokens) : -1;
+  *is_first = rank == 3 && is_int(seq_dim, 0);
+  const bool rows_fit = is_int(seq_dim, -2) || *is_first || is_int(seq_dim, rank - 2);
+  PyObject* channel_dim = PyTuple_GET_ITEM(given, kChannelDim);
+  const bool is = rows_fit && (is_int(channel_dim, -1) || is_int(channel_dim, rank - 1)) &&
+                  PyTuple_GET_ITEM(given, kGrid) == Py_None && *extra >= 0;
+  PyErr_Clear();  // raised for an int that does not fit long
+  return is;
+}
+
+// Whether the arguments may describe a grid that starts at fixed coordinates; sets `layout`.
+inline bool may_be_grid(PyObject* given, PyObject** layout) {
+  const auto at = [given](Argument argument) { return PyTuple_GET_ITEM(given, argument); };
+  const bool is_name = PyUnicode_CheckExact(at(kEncoding));
+  if ((!is_name && !has_type(at(kEncoding), python.grid_encoding)) || at(kPositions) != Py_None ||
+      at(kMask) != Py_None || !PyFloat_CheckExact(at(kAlpha)) || PyFloat_AS_DOUBLE(at(kAlpha)) != 1.0) {
+    return false;
+  }
+  layout[kLayoutStart] = at(kStart);
+  layout[kLayoutSeqDim] = at(kSeqDim);
+  layout[kLayoutChannelDim] = at(kChannelDim);
+  layout[kLayoutShape] = at(kGrid);
+  layout[kLayoutExtra] = at(kExtra);
+  for (int k = 0; k < kLayoutArguments; ++k) {
+    if (!is_plain_layout(layout[k])) return false;
+  }
+  return true;
+}
+
+// Copies scale * x to the extra tokens, the first `extra` rows; `row` is the dimension of rows in `a`.
+inline bool copy_extra_tokens(const Tensor& x, int64_t extra, int row, sinpe_add_arguments a) {
+  const sinpe::Kernels& k = *kernels_of(x);
+  a.sizes[row] = extra;
+  if (a.scale == 1.0 && a.out == a.x) return true;
+  const bool has_pieces = a.x_strides[row + 1] == 1 || a.sizes[row + 1] == 1;
+  if (a.scale != 1.0 || !has_pieces || !k.reads_values) return k.dropout(x.device_id, a) == SINPE_OK;
+  const size_t item = a.dtype == SINPE_FLOAT64 ? 8 : a.dtype == SINPE_FLOAT32 ? 4 : 2;
+  const int64_t rows = a.sizes[row] * a.sizes[0] * (row == 2 ? a.sizes[1] : 1), dim = a.sizes[row + 1];
+  for (int64_t n = 0; n < rows; ++n) {
+    const int64_t at = sinpe::offset_at(a.sizes, a.x_strides, row + 1, n) * static_cast<int64_t>(item);
+    std::memcpy(static_cast<char*>(a.out) + at, static_cast<const char*>(a.x) + at, static_cast<size_t>(dim) * item);
+  }
+  return true;
+}
+
+// add behind `extra` rows of extra tokens, which get scale * x only: `add` is called with the arguments for the other rows.
+template <class Add>
+bool add_behind(const Tensor& x, int64_t extra, int row, const sinpe_add_arguments& a, const Add& add) {
+  if (extra == 0) return add(a);
+  const int64_t bytes = a.dtype == SINPE_FLOAT64 ? 8 : a.dtype == SINPE_FLOAT32 ? 4 : 2;
+  const int64_t offset = extra * a.x_strides[row] * bytes;
+  sinpe_add_arguments others = a;
+  others.sizes[row] -= extra;
+  others.x = static_cast<const char*>(a.x) + offset;
+  others.out = static_cast<char*>(a.out) + offset;
+  return add(others) && copy_extra_tokens(x, extra, row, a);  // only the first can fail; nothing is written then
+}
+
+// x as (batch, rows, columns).
+inline void set_grid(const GridPlan& grid, PyObject* scale, sinpe_add_arguments* a) {
+  a->rank = 3;
+  for (int d = 0; d < 3; ++d) {
+    a->sizes[d] = grid.sizes[d];
+    a->x_strides[d] = a->out_strides[d] = grid.strides[d];
+  }
+  a->scale = PyFloat_AS_DOUBLE(scale);
+}
+
+// fast_add(given, out) -> out, a new tensor if out is None; or None for unsupported arguments.
+inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
+  const sinpe::OneThread one_thread;
+  if (count != 2 || !PyTuple_Check(items[0]) || PyTuple_GET_SIZE(items[0]) != kArguments) {
+    PyErr_SetString(PyExc_TypeError, "fast_add: expected the arguments of add as a tuple, and out");
+    return nullptr;
+  }
+  PyObject *given = items[0], *object = PyTuple_GET_ITEM(given, kX), *result = items[1];
+  const auto at = [given](Argument argument) { return PyTuple_GET_ITEM(given, argument); };
+  const Rows rows{at(kStart), at(kPositions), at(kMask), at(kScale), at(kAlpha), at(kDropout), at(kSeed)};
+  const bool is_new = result == Py_None;
+  if (exchange == nullptr || !are_plain(rows)) Py_RETURN_NONE;
+  const int intercepted = is_intercepted();
+  if (intercepted < 0) return nullptr;
+  if (intercepted > 0) Py_RETURN_NONE;
+  if (!has_values(object, true) || !(is_new || is_writable(result))) return use_general_path();
+  // The result is then a copy of x, or scale * x, recorded by torch, whose gradient is that of the sum.
+  const bool learns = needs_grad(object), has_scale = PyFloat_AS_DOUBLE(rows.scale) != 1.0;
+  const bool can_learn = is_new && !rows.drops() && !needs_grad(rows);
+  if (PyErr_Occurred() != nullptr || (learns && !can_learn)) return use_general_path();
+  Tensor x, out;
+  const int dtype = dtype_of(object, &x);
+  if (dtype < 0 || (learns && count_elements(x) > kMaxElements) || !are_ready(x)) return use_general_path();
+  const int32_t rank = x.rank, device = device_of(x);
+  const sinpe::Kernels& run = *kernels_of(x);
+  PyObject *encoding = at(kEncoding), *layout[kLayoutArguments];
+  int64_t dim = x.sizes[rank - 1], extra;
+  bool is_sequence_first;
+  Plan plan{};
+  GridPlan grid{};
+  const bool may_be_sequence =
+      is_sequence(given, rank, &is_sequence_first, &extra) && resolve_int(&encoding, &dim) && dim == x.sizes[rank - 1];
+  if (may_be_sequence) plan = cached_plan(encoding, dim, device);
+  const bool is_grid = plan.holder == nullptr && may_be_grid(given, layout);
+  if (is_grid) grid = cached_grid(encoding, layout, x, dtype);
+  const bool is_fresh = plan.holder == nullptr && grid.holder == nullptr;
+  if (is_fresh && may_be_sequence) plan = new_plan(encoding, dim, device);
+  if (is_fresh && is_grid && plan.holder == nullptr && PyErr_Occurred() == nullptr && dtype_of(object, &x) == dtype)
+    grid = new_grid(encoding, layout, given, object, x, dtype);
+  const Reference holder{plan.holder != nullptr ? plan.holder : grid.holder};
+  if (holder.object == nullptr || (plan.holder == nullptr && grid.words == nullptr)) return use_general_path();
+  if (plan.holder == nullptr) extra = grid.extra;
+  if (rows.drops() && extra != 0) return use_general_path();
+  if (learns) {
+    if (dtype_of(object, &x) != dtype || !is_within_storage(object, x, count_elements(x))) return use_general_path();
+    result = has_scale ? PyNumber_Multiply(object, rows.scale) : PyObject_CallMethodNoArgs(object, names.clone);
+  } else {
+    result = is_new ? PyObject_CallOneArg(python.empty_like, object) : Py_NewRef(result);
+  }
+  if (result == nullptr) return nullptr;
+  sinpe_add_arguments a{};
+  sinpe::DeviceScalars scalars{};
+  // Sets the arguments. x is described again, because other threads may have run in between.
+  const auto set = [&] {
+    if (dtype_of(object, &x) != dtype || dtype_of(result, &out) != dtype || device_of(x) != device) return false;
+    const bool is_for_x = plan.holder != nullptr ? x.rank == rank && x.sizes[rank - 1] == dim : has_sizes(grid, x);
+    const int64_t elements = count_elements(x), distance = static_cast<char*>(out.data) - static_cast<char*>(x.data);
+    const int64_t bytes = elements * (x.bits / 8);
+    if (!is_for_x || !are_alike(x, out) || (distance != 0 && distance < bytes && distance > -bytes) ||
+        !is_within_storage(object, x, elements) || (!is_new && !is_within_storage(result, out, elements)))
+      return false;
+    a = arguments_of(x, out, dtype, plan.holder != nullptr && is_sequence_first);
+    if (plan.holder == nullptr) {
+      set_grid(grid, rows.scale, &a);
+    } else {
+      if (extra >= a.sizes[2]) return false;
+      a.sizes[2] -= extra;  // positions and padding_mask do not include the extra tokens
+      if (!set_rows(rows, plan.start, out, &a, &scalars)) return false;
+      a.sizes[2] += extra;
+    }
+    return !rows.drops() || is_row_major(a);
+  };
+  bool done = set();
+  if (done && rows.drops()) {
+    sinpe_dropout_arguments dropout{};
+    done = set_dropout(rows, device, &dropout) && set();
+    a.dropout = dropout;
+  }
+  if (done && plan.holder == nullptr) {
+    done = add_behind(x, extra, 1, a, [&](const sinpe_add_arguments& points) {
+      const sinpe::DevicePlan packed{grid.words, grid.n_words, points.sizes[2]};
+      return run.add_grid(x.device_id, packed, grid.values, grid.n_values, points) == SINPE_OK;
+    });
+  } else if (done) {
+    done = add_behind(x, extra, 2, a, [&](const sinpe_add_arguments& others) {
+      return run.add(x.device_id, plan.plan, others, scalars) == SINPE_OK;
+    });
+  }
+  if (done) return is_new ? result : with_new_version(result);
+  Py_DECREF(result);
+  return use_general_path();
+}
+
+}  // namespace sinpe_fast_path

@@ -1,0 +1,163 @@
+// `embed`.
+#pragma once
+
+#include <cmath>
+
+#include "core/parallel.h"
+#include "core/tree_sum.h"
+#include "pybind/fast_path/sum.h"
+
+namespace sinpe_fast_path {
+
+// The arguments of `embed` in the order of its record.
+enum EmbedArgument {
+  kIds,
+  kWeight,
+  kEmbedEncoding,
+  kIdPositions,
+  kIdStart,
+  kWeightScale,
+  kIdAlpha,
+  kIdDropout,
+  kIdSeed,
+  kPaddingIdx,
+  kIdMask,
+  kSparse,
+  kEncodePadding,
+  kIdSeqDim
+};
+constexpr Py_ssize_t kEmbedArguments = kIdSeqDim + 1;
+
+// Whether the other arguments of `embed` are supported.
+inline bool is_plain_embed(PyObject* given) {
+  const auto at = [given](EmbedArgument argument) { return PyTuple_GET_ITEM(given, argument); };
+  PyObject *padding_idx = at(kPaddingIdx), *sparse = at(kSparse);
+  const bool plain = (padding_idx == Py_None || PyLong_CheckExact(padding_idx)) &&
+                     (sparse == Py_True || sparse == Py_False) && at(kEncodePadding) == Py_True &&
+                     (is_int(at(kIdSeqDim), -1) || is_int(at(kIdSeqDim), 0));
+  PyErr_Clear();  // raised for an int that does not fit long
+  return plain;
+}
+
+// Sets *row to the index of padding_idx, None or an int, -1 for None; returns false if it is not a row of weight.
+inline bool get_padding_row(PyObject* padding_idx, int64_t rows, int64_t* row) {
+  *row = -1;
+  if (padding_idx == Py_None) return true;
+  int overflow = 0;
+  *row = PyLong_AsLongLongAndOverflow(padding_idx, &overflow);
+  if (overflow != 0 || *row < -rows || *row >= rows) return false;
+  if (*row < 0) *row += rows;
+  return true;
+}
+
+// Whether torch's gradient of scale * weight[ids] has the bits of ours, for a scale that is a power of two: torch
+// multiplies each term by it, not the sum, which is the same unless a product overflows (or denormals are flushed). In
+// 16 bits it would round each partial sum; the sum of more terms is a tree.
+inline bool has_gradient_of_torch(const Tensor& weight, const Tensor& ids) {
+  return kernels_of(weight)->reads_values && weight.bits >= 32 && count_elements(ids) <= sinpe::terms_under(1);
+}
+inline bool is_power_of_two(double scale) {
+  int exponent = 0;
+  return scale >= 1.0 && scale <= 1024.0 && std::frexp(scale, &exponent) == 0.5;
+}
+
+// scale * weight[ids] as computed and recorded by torch; null with an exception.
+inline PyObject* recorded_embedding(PyObject* weight, PyObject* ids, int64_t padding_row, PyObject* sparse,
+                                    PyObject* scale) {
+  PyObject* row = PyLong_FromLongLong(padding_row);
+  if (row == nullptr) return nullptr;
+  PyObject* result = PyObject_CallFunctionObjArgs(python.embedding, weight, ids, row, Py_False, sparse, nullptr);
+  Py_DECREF(row);
+  if (result == nullptr) {  // an id out of range; the general path raises the error
+    if (PyErr_ExceptionMatches(PyExc_IndexError)) PyErr_Clear();
+    return nullptr;
+  }
+  if (PyFloat_AS_DOUBLE(scale) == 1.0) return result;
+  PyObject* scaled = PyNumber_Multiply(result, scale);
+  Py_DECREF(result);
+  return scaled;
+}
+
+// fast_embed(given) -> a new tensor, or None for arguments that it does not take.
+inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
+  const sinpe::OneThread one_thread;
+  if (count != 1 || !PyTuple_Check(items[0]) || PyTuple_GET_SIZE(items[0]) != kEmbedArguments) {
+    PyErr_SetString(PyExc_TypeError, "fast_embed: expected the arguments of embed as a tuple");
+    return nullptr;
+  }
+  PyObject* given = items[0];
+  const auto at = [given](EmbedArgument argument) { return PyTuple_GET_ITEM(given, argument); };
+  const Rows rows{at(kIdStart), at(kIdPositions), at(kIdMask), at(kWeightScale),
+                  at(kIdAlpha), at(kIdDropout),   at(kIdSeed)};
+  if (exchange == nullptr || !are_plain(rows) || !is_plain_embed(given)) Py_RETURN_NONE;
+  const int intercepted = is_intercepted();
+  if (intercepted < 0) return nullptr;
+  if (intercepted > 0) Py_RETURN_NONE;
+  if (!is_readable(at(kIds)) || !has_values(at(kWeight), true)) return use_general_path();
+  // The result is then torch's own scale * weight[ids], whose gradient is that of the sum.
+  const bool learns = needs_grad(at(kWeight));
+  const bool can_learn = is_power_of_two(PyFloat_AS_DOUBLE(rows.scale)) && !rows.drops() && !needs_grad(rows);
+  if (PyErr_Occurred() != nullptr || (learns && !can_learn)) return use_general_path();
+  Tensor ids, weight, out;
+  int64_t padding_row = -1;
+  const bool is_sequence_first = is_int(at(kIdSeqDim), 0);
+  const auto is_transposed = [&](const Tensor& t) {  // torch sums a gradient in the order of memory
+    return is_sequence_first && t.rank == 2 && t.sizes[0] > 1 && t.sizes[1] > 1;
+  };
+  const auto operands = [&] {
+    return describe(at(kIds), &ids) && ids.kind == kInt && ids.bits == 64 && ids.rank > 0 &&
+           ids.rank + 1 < SINPE_MAX_RANK && (!is_sequence_first || ids.rank < 3) && count_elements(ids) > 0 &&
+           describe(at(kWeight), &weight) && weight.rank == 2 && float_type(weight) >= 0 && weight.sizes[0] > 0 &&
+           weight.sizes[1] > 0 && weight.strides[0] >= 0 && (weight.strides[1] == 1 || weight.sizes[1] == 1) &&
+           device_of(weight) == device_of(ids) &&
+           (!learns || (has_gradient_of_torch(weight, ids) && !is_transposed(ids))) &&
+           get_padding_row(at(kPaddingIdx), weight.sizes[0], &padding_row) &&
+           is_within_storage(at(kIds), ids, count_elements(ids)) &&
+           is_within_storage(at(kWeight), weight, (weight.sizes[0] - 1) * weight.strides[0] + weight.sizes[1]);
+  };
+  if (!operands() || !are_ready(ids)) return use_general_path();
+  const sinpe::Kernels& run = *kernels_of(ids);
+  if (rows.drops() && (run.reads_values || is_transposed(ids))) Py_RETURN_NONE;  // it may refuse an id
+  const int64_t dim = weight.sizes[1];
+  const int32_t device = device_of(ids);
+  PyObject* encoding = at(kEmbedEncoding);
+  int64_t plan_dim = dim;
+  if (!resolve_int(&encoding, &plan_dim)) Py_RETURN_NONE;
+  const Plan plan = find_plan(encoding, dim, device);
+  const Reference holder{plan.holder};
+  if (holder.object == nullptr || !operands() || count_elements(ids) > run.max_elements / dim)
+    return use_general_path();
+  PyObject* result = learns ? recorded_embedding(at(kWeight), at(kIds), padding_row, at(kSparse), at(kWeightScale))
+                            : new_rows(at(kWeight), ids, dim, nullptr);
+  if (result == nullptr) return use_general_path();
+  const int dtype = dtype_of(result, &out);
+  sinpe_embed_arguments e{};
+  sinpe::DeviceScalars scalars{};
+  // Sets the arguments. The operands are described again, because other threads may have run in between.
+  const auto set = [&] {
+    if (dtype < 0 || !operands() || float_type(weight) != dtype || weight.sizes[1] != dim || device_of(ids) != device ||
+        device_of(out) != device || count_elements(ids) * dim != count_elements(out))
+      return false;
+    const bool is_rows_first = is_sequence_first && ids.rank == 2;
+    e.add = arguments_of(out, out, dtype, is_rows_first);
+    e.add.x = weight.data;
+    e.ids = static_cast<const int64_t*>(ids.data);
+    e.id_strides[0] = is_rows_first ? 1 : e.add.sizes[1] * e.add.sizes[2];
+    e.id_strides[1] = e.add.sizes[2];
+    e.id_strides[2] = is_rows_first ? e.add.sizes[0] : 1;
+    e.num_embeddings = weight.sizes[0];
+    e.weight_stride = weight.sizes[0] > 1 ? weight.strides[0] : dim;
+    return set_rows(rows, plan.start, out, &e.add, &scalars);
+  };
+  bool done = set();
+  if (done && rows.drops()) {
+    sinpe_dropout_arguments dropout{};
+    done = set_dropout(rows, device, &dropout) && set();
+    e.add.dropout = dropout;
+  }
+  if (done && run.embed(ids.device_id, plan.plan, &e, scalars) == SINPE_OK) return result;
+  Py_DECREF(result);
+  return use_general_path();
+}
+
+}  // namespace sinpe_fast_path

@@ -1,0 +1,140 @@
+// Descriptions of tensors, and the kernels of their devices.
+#pragma once
+
+#include <cstdlib>
+
+#include "core/kernels.h"
+#include "pybind/fast_path/torch_objects.h"
+
+namespace sinpe_fast_path {
+
+// For more elements on the CPU, a second thread and the operator are faster; for `encode`, which computes every row on its
+// own, from half as many on. On any device, a copy of more elements for autograd takes longer than a call of the operator.
+constexpr int64_t kMaxElements = 1 << 16;
+
+constexpr sinpe::Kernels kCpuKernels{
+    sizeof(sinpe::Kernels),
+    true,
+    kMaxElements,
+    [](int32_t) { return true; },
+    [](int32_t, const sinpe::DevicePlan& plan, int64_t start, int64_t length, sinpe_dtype dtype, void* out,
+       int64_t row_stride) { return sinpe_table(plan.packed, plan.n_words, start, length, dtype, out, row_stride); },
+    [](int32_t, const sinpe::DevicePlan& plan, const void* positions, sinpe_dtype position_dtype, int64_t count,
+       sinpe_dtype dtype, void* out, int64_t row_stride) {
+      return sinpe_encode(plan.packed, plan.n_words, positions, position_dtype, count, dtype, out, row_stride);
+    },
+    [](int32_t, const sinpe::DevicePlan& plan, const sinpe_add_arguments& a, const sinpe::DeviceScalars&) {
+      return sinpe_add(plan.packed, plan.n_words, &a);
+    },
+    [](int32_t, const sinpe::DevicePlan& grid, const void* values, int64_t n_values, const sinpe_add_arguments& a) {
+      return sinpe_add_grid(grid.packed, grid.n_words, values, n_values, &a);
+    },
+    [](int32_t, const sinpe_add_arguments& a) { return sinpe_dropout(&a); },
+    [](int32_t, const sinpe::DevicePlan& plan, sinpe_embed_arguments* e, const sinpe::DeviceScalars&) {
+      return sinpe_embed(plan.packed, plan.n_words, e);
+    },
+};
+
+// The kernels by DLPack's type of device; null: none are loaded.
+inline const sinpe::Kernels* kernels[] = {nullptr, &kCpuKernels, nullptr};
+inline const sinpe::Kernels* kernels_of(const Tensor& t) {
+  return t.device_type == kCpu || t.device_type == kCuda ? kernels[t.device_type] : nullptr;
+}
+// Number of a CUDA device; -1 for the CPU.
+inline int32_t device_of(const Tensor& t) { return t.device_type == kCpu ? -1 : t.device_id; }
+
+// set_kernels(device_type, address): the functions of a loaded library, for DLPack's type of device.
+inline PyObject* set_kernels(PyObject*, PyObject* const* items, Py_ssize_t count) {
+  const long type = count == 2 ? PyLong_AsLong(items[0]) : -1;
+  const auto* offered = static_cast<const sinpe::Kernels*>(count == 2 ? PyLong_AsVoidPtr(items[1]) : nullptr);
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  if ((type != kCpu && type != kCuda) || offered == nullptr) {
+    PyErr_SetString(PyExc_TypeError, "set_kernels: expected a type of device, 1 or 2, and an address");
+    return nullptr;
+  }
+  if (offered->bytes == sizeof(sinpe::Kernels)) kernels[type] = offered;
+  Py_RETURN_NONE;
+}
+
+// Gets the description of a tensor; returns whether it has data, of one of DLPack's common types, on a device with
+// kernels.
+inline bool describe(PyObject* object, Tensor* t) {
+  if (exchange->describe(object, t) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  return kernels_of(*t) != nullptr && t->data != nullptr && t->lanes == 1 && t->byte_offset == 0;
+}
+
+// Whether the kernels of the tensor's device may be called now. Only the general path checks values in the memory of a
+// device (SINPE_EXT_CHECK).
+inline bool are_ready(const Tensor& t) {
+  const sinpe::Kernels& k = *kernels_of(t);
+  if (k.reads_values) return true;
+  const char* check = std::getenv("SINPE_EXT_CHECK");
+  return (check == nullptr || *check == 0 || std::strcmp(check, "0") == 0) && k.is_ready(t.device_id);
+}
+
+// The number of elements of a contiguous tensor; -1 if it is empty, not contiguous or has more than its device's
+// max_elements.
+inline int64_t count_elements(const Tensor& t) {
+  const int64_t most = kernels_of(t)->max_elements;
+  int64_t elements = 1;
+  for (int32_t d = t.rank - 1; d >= 0; --d) {
+    if (t.sizes[d] < 1 || t.sizes[d] > most) return -1;
+    if (t.sizes[d] > 1 && t.strides[d] != elements) return -1;
+    elements *= t.sizes[d];
+    if (elements > most) return -1;
+  }
+  return elements;
+}
+
+// The sinpe_dtype of a floating-point tensor; -1 for any other.
+inline int float_type(const Tensor& t) {
+  if (t.kind == kFloat && t.bits == 32) return SINPE_FLOAT32;
+  if (t.kind == kFloat && t.bits == 64) return SINPE_FLOAT64;
+  if (t.kind == kFloat && t.bits == 16) return SINPE_FLOAT16;
+  return t.kind == kBfloat && t.bits == 16 ? SINPE_BFLOAT16 : -1;
+}
+
+// The sinpe_dtype of a contiguous floating-point tensor of two or more dimensions; -1 for any other.
+inline int dtype_of(PyObject* object, Tensor* t) {
+  if (!describe(object, t) || t->rank < 2 || t->rank > SINPE_MAX_RANK || count_elements(*t) < 0) return -1;
+  return float_type(*t);
+}
+
+inline bool are_alike(const Tensor& a, const Tensor& b) {
+  bool alike = a.rank == b.rank && a.kind == b.kind && a.bits == b.bits && device_of(a) == device_of(b);
+  for (int32_t d = 0; alike && d < a.rank; ++d) alike = a.sizes[d] == b.sizes[d];
+  return alike;
+}
+
+// Sets *type to the dtype of positions; returns false if kernels do not support it.
+inline bool is_position(const Tensor& t, sinpe_dtype* type) {
+  if (t.kind == kInt && t.bits == 64) {
+    *type = SINPE_INT64;
+  } else if (t.kind == kFloat && t.bits >= 32) {
+    *type = t.bits == 32 ? SINPE_FLOAT32 : SINPE_FLOAT64;
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// A new tensor of t's sizes and one more, `dim`, of a torch.dtype, or of the dtype of `object` if that is null, on the
+// device of `object`; or null with an exception.
+inline PyObject* new_rows(PyObject* object, const Tensor& t, int64_t dim, PyObject* dtype) {
+  PyObject* call[SINPE_MAX_RANK + 2] = {object};
+  int32_t made = 1;
+  for (; made <= t.rank + 1; ++made) {
+    call[made] = PyLong_FromLongLong(made <= t.rank ? t.sizes[made - 1] : dim);
+    if (call[made] == nullptr) break;
+  }
+  call[t.rank + 2] = dtype;
+  PyObject *result = nullptr, *keywords = dtype == nullptr ? nullptr : names.dtype_alone;
+  if (made == t.rank + 2) result = PyObject_VectorcallMethod(names.new_empty, call, t.rank + 2, keywords);
+  for (int32_t k = 1; k < made; ++k) Py_DECREF(call[k]);
+  return result;
+}
+
+}  // namespace sinpe_fast_path
