@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .backend import loader
 from .encodings import in_graph
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["add", "add_", "embed", "encode", "table"]
 
 _is_compiling = torch.compiler.is_compiling
+loader.set_up_fast_path = fast_path.set_up
 
 
 def __dir__() -> list[str]:
@@ -89,7 +91,7 @@ def table(
         from .distributed import rows as sharded_rows
 
         return sharded_rows.table(table, TableArguments(*arguments), device_mesh, placements)
-    result = fast_path.call("table", arguments)
+    result = None if _is_compiling() else loader.choices["table"](arguments)
     return tables.table(TableArguments(*arguments)) if result is None else result
 
 
@@ -128,7 +130,7 @@ def encode(
     Gradient:
         for float positions, of any order.
     """
-    result = fast_path.call("encode", positions, encoding, dtype, dim)
+    result = None if _is_compiling() else loader.choices["encode"](positions, encoding, dtype, dim)
     if result is not None:
         return result
     if _is_compiling():
@@ -214,7 +216,7 @@ def add(
     """
     arguments = (x, encoding, positions, start, scale, alpha, padding_mask,
              seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens)  # fmt: skip
-    result = fast_path.call("add", arguments, out)
+    result = None if _is_compiling() else loader.choices["add"](arguments, out)
     if result is not None:
         return result
     call = add_call(AddArguments(*arguments))
@@ -251,7 +253,7 @@ def add_(
     """
     arguments = (x, encoding, positions, start, scale, alpha, padding_mask,
              seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens)  # fmt: skip
-    result = fast_path.call("add", arguments, x)
+    result = None if _is_compiling() else loader.choices["add"](arguments, x)
     if result is not None:
         return result
     return add_call(AddArguments(*arguments)).result_in_place()
@@ -306,7 +308,7 @@ def embed(
     """
     arguments = (ids, weight, encoding, positions, start, scale, alpha, dropout, seed,
              padding_idx, padding_mask, sparse, encode_padding, seq_dim)  # fmt: skip
-    result = fast_path.call("embed", arguments)
+    result = None if _is_compiling() else loader.choices["embed"](arguments)
     return embed_call(EmbedArguments(*arguments)).result() if result is None else result
 
 

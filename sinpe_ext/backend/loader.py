@@ -23,6 +23,7 @@ from .registration import fragment, once
 SETTINGS = ("auto", "compiled", "eager")
 DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # the devices for which there are kernels
 DLPACK_DEVICES = {"cpu": 1, "cuda": 2}  # DLDeviceType
+FAST_FUNCTIONS = "add", "embed", "table", "encode"  # operations/fast_path.py
 OPS = "sinpe_ext"
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -47,9 +48,24 @@ class DeviceBackend:
 _lock = threading.RLock()
 _setting: str | None = None  # None: SINPE_EXT_BACKEND decides
 _found: dict[str, DeviceBackend] = {}  # device type -> result of loading, independent of the setting
-choices: dict[str, Any] = {}  # for the current setting: device type -> compiled?, and functions of _core
 _errors: dict[str, BuildUnavailable] = {}  # device type -> why the last attempt at a library failed
 _warned: set[str] = set()
+set_up_fast_path: Callable[[Any], bool] | None = None  # of operations/fast_path.py: whether _core can be used
+
+
+class Choices(dict[str, Any]):
+    """What serves calls under one setting, chosen on first use: for a device type, whether compiled kernels do; for one
+    of FAST_FUNCTIONS, the function of the module `_core`, or one that returns None if that cannot be used."""
+
+    def __missing__(self, name: str) -> Any:
+        if name not in FAST_FUNCTIONS:
+            return _choose(name)
+        module = fast_path_module()
+        function = self[name] = _unsupported if module is None else getattr(module, f"fast_{name}")
+        return function
+
+
+choices = Choices()
 
 
 def _new_lock_after_fork() -> None:
@@ -64,11 +80,8 @@ if hasattr(os, "register_at_fork"):
 
 def compiled(device_type: str) -> bool:
     """Whether the compiled kernels serve this device type. Loads the library on first use; later a dict lookup."""
-    try:
-        answer: bool = choices[device_type]
-        return answer
-    except KeyError:
-        return _choose(device_type)
+    answer: bool = choices[device_type]
+    return answer
 
 
 def setting() -> str:
@@ -138,7 +151,7 @@ class use_backend:
 def _set(name: str | None) -> None:
     """Sets the backend and clears the choices that were made under the previous setting."""
     global _setting, choices
-    _setting, choices = name, {}  # a thread that is still choosing under the old setting writes to the old dict
+    _setting, choices = name, Choices()  # a thread that is still choosing under the old setting writes to the old dict
 
 
 def _choose(device_type: str) -> bool:
@@ -386,25 +399,14 @@ def _is_missing(device_type: str) -> bool:
     return found is None or found.backend != "compiled"
 
 
-def fast_path_module(set_up: Callable[[Any], bool]) -> Any:
+def fast_path_module() -> Any:
     """The module _core for calls without the general path, or None if it cannot be used.
 
     It can be used if the compiled backend serves the CPU with the library built at install time (or the emulated one),
-    and `set_up(module)` returns True.
+    and `set_up_fast_path(module)` returns True.
     """
     module: Any = core_module()[0] if compiled("cpu") and resolve("cpu").how in ("prebuilt", "emulated") else None
-    return module if module is not None and set_up(module) else None
-
-
-def fast_path_function(name: str, set_up: Callable[[Any], bool]) -> Callable[..., Any]:
-    """The function fast_<name> of the module `_core`, or one that returns None if that cannot be used.
-
-    The result is cached in `choices[name]`, where callers look first.
-    """
-    chosen = choices
-    module = fast_path_module(set_up)
-    chosen[name] = found = _unsupported if module is None else getattr(module, f"fast_{name}")
-    return found
+    return module if module is not None and set_up_fast_path is not None and set_up_fast_path(module) else None
 
 
 def _unsupported(*arguments: object) -> None:

@@ -54,8 +54,8 @@ def encoding(value: Any, dim: int | None = None, piece: int | tuple[int, int] | 
     if isinstance(value, str):
         if dim is None:
             raise TypeError(
-                f'encoding: expected an Encoding or an int (the dim), got the name "{value}" and no dim to go with it; '
-                f'pass dim=, or convention("{value}", dim)'
+                f'encoding: expected an Encoding, or a name with dim=, got the name "{value}" and no dim to go '
+                f'with it; pass dim=, or convention("{value}", dim)'
             )
         return _convention(value, max(dim, 1))
     if isinstance(value, int) and not isinstance(value, bool):
@@ -109,8 +109,8 @@ def grid(value: Any, dim: int | None) -> GridEncoding:
         return GridEncoding((encoding(value, dim),))
     if dim is None:
         raise TypeError(
-            f'encoding: expected a GridEncoding, got the name "{value}" and no dim to go with it; pass dim=, '
-            f'or convention("{value}", dim)'
+            f'encoding: expected a GridEncoding, or a name with dim=, got "{value}" and no dim to go with it; '
+            f'pass dim=, or convention("{value}", dim)'
         )
     return _convention(value, max(dim, 1))
 

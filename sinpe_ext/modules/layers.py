@@ -8,17 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..backend import loader
 from ..encodings import resolve, values
 from ..encodings.catalogue import conventions
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..encodings.values import MAX_DIM, integer
 from ..functional import add_call, embed_call
-from ..operations import checks, fast_path
+from ..operations import checks
 from ..operations.add import AddArguments
 from ..operations.embed import EmbedArguments
 from ..reference.tiles import accumulation
 from . import checkpoint, shared
+
+_is_compiling = torch.compiler.is_compiling
 
 
 class SinusoidalPositionalEncoding(nn.Module):
@@ -188,7 +191,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         arguments = (x, self.encoding, positions, start, self.scale, self.alpha, padding_mask,
                  seq_dim, self.channel_dim, p, seed, grid_shape, self.extra_tokens)  # fmt: skip
         is_limited = self.max_len is not None and (positions is not None or not self._is_within(x, start, seq_dim))
-        encoded = None if is_limited else fast_path.call("add", arguments, None)
+        encoded = None if is_limited or _is_compiling() else loader.choices["add"](arguments, None)
         if encoded is None:
             call = add_call(AddArguments(*arguments))
             if self.max_len is not None:
@@ -359,7 +362,7 @@ class SinusoidalEmbedding(nn.Embedding):
         arguments = (ids, self.weight, self.encoding, positions, start, self.scale, self.alpha, p, seed,
                  self.padding_idx, padding_mask, self.sparse, self.encode_padding, seq_dim)  # fmt: skip
         is_limited = self.max_len is not None and (positions is not None or not self._is_within(ids, start, seq_dim))
-        encoded = None if is_limited else fast_path.call("embed", arguments)
+        encoded = None if is_limited or _is_compiling() else loader.choices["embed"](arguments)
         if encoded is None:
             call = embed_call(EmbedArguments(*arguments))
             if self.max_len is not None:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from .. import torch_state
+from ..backend import loader
 from ..encodings import resolve
 from ..encodings.encoding import Encoding
 from ..encodings.values import MAX_DIM, integer
 from ..functional import encode
-from ..operations import checks, fast_path
+from ..operations import checks
 from ..operator import is_batched
 from . import shared
 
@@ -87,11 +88,12 @@ class TimestepEncoding(nn.Module):
         Raises:
             TypeError if t is not a tensor, or is of a bool, complex or 8-bit floating-point dtype.
         """
-        if _range_checks and not torch.compiler.is_compiling():
-            _warn_of_fractions(t, self.encoding)
-        rows = fast_path.call("encode", t, self.encoding, self.dtype, None)
-        if rows is not None:
-            return rows
+        if not torch.compiler.is_compiling():
+            if _range_checks:
+                _warn_of_fractions(t, self.encoding)
+            rows: Tensor | None = loader.choices["encode"](t, self.encoding, self.dtype, None)
+            if rows is not None:
+                return rows
         if shared.is_fx_proxy(t):
             return shared.record_fx_call(self, t)
         return encode(_timesteps(t), self.encoding, dtype=self.dtype)

@@ -167,7 +167,7 @@ def channels(shape: Sequence[int], width: int, dim: int) -> None:
     if width != dim:
         raise ValueError(
             f"x: expected {dim} channels, those of the encoding, got {width} in shape {tuple(shape)}; "
-            "pass an encoding of that dim, or channel_dim"
+            f"pass an encoding of dim {width}, or the channel_dim of x"
         )
 
 
@@ -179,10 +179,11 @@ def row_tensor(name: str, value: Tensor, of: Target) -> Tensor:
     view = value.unsqueeze(0) if value.dim() == 1 else value
     shape = value.shape
     if view.dim() != 2 or shape[-1] != of.rows or (len(shape) == 2 and shape[0] not in (1, of.batch)):
+        is_transposed = tuple(shape) == (of.rows, of.batch)
         raise ValueError(
             f"{name}: expected shape ({of.rows},) or ({of.batch}, {of.rows}), (sequence) or (batch, sequence) of "
-            f"{of.name}, got {tuple(shape)} for {of.name} of shape {tuple(of.shape)}; pass it batch first, even if "
-            f"{of.name} has the sequence first"
+            f"{of.name}, got {tuple(shape)} for {of.name} of shape {tuple(of.shape)}; pass "
+            + (f"{name}.T: it is batch first, whatever seq_dim is" if is_transposed else "one element for each row")
         )
     return view
 
@@ -339,7 +340,7 @@ def seed(value: Any, device: torch.device) -> Any:
         if value.dtype != torch.int64 or value.numel() != 1:
             raise TypeError(
                 f"seed: expected an int64 tensor of one element, got {value.dtype} of shape {tuple(value.shape)}; pass "
-                "torch.tensor(seed)"
+                "an int, or such a tensor"
             )
         if value.is_meta and device.type != "meta":
             raise RuntimeError(f"seed: expected a tensor with data, got one on meta; move it to {device} before")

@@ -1,8 +1,8 @@
 """Calls that `csrc/pybind/fast_path/` checks and runs directly: with a few rows on the CPU, of any size on CUDA.
 
-Such a call takes microseconds, of which checks in Python and torch's dispatcher would take most. The functions of C
-return None for arguments that they do not take; the caller then takes the general path, which raises the error
-messages. If the installation has not built the module `_core`, they take none.
+Such a call takes microseconds, of which checks in Python and torch's dispatcher would take most. The functions of C,
+`loader.choices["add"]` and so on, return None for arguments that they do not take; the caller then takes the general
+path, which raises the error messages. If the installation has not built the module `_core`, they take none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from .. import torch_state
-from ..backend import loader
 from ..device_constants import releases_with
 from ..encodings import resolve
 from ..encodings.encoding import Encoding
@@ -23,20 +22,6 @@ from . import dropout, grid_rows
 from .add import AddArguments
 from .grid_add import GridAdd
 from .plans import CPU, pack_plan
-
-_is_compiling = torch.compiler.is_compiling
-
-
-def call(name: str, *arguments: Any) -> Tensor | None:
-    """Calls the function fast_<name> of `_core`; None if it does not take these arguments."""
-    if _is_compiling():
-        return None
-    try:
-        function = loader.choices[name]
-    except KeyError:
-        function = loader.fast_path_function(name, set_up)
-    result: Tensor | None = function(*arguments)
-    return result
 
 
 def _device(index: int) -> torch.device:

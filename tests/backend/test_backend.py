@@ -68,7 +68,7 @@ def test_use_backend_is_a_setter_and_a_context_manager(monkeypatch):
     monkeypatch.delenv("SINPE_EXT_BACKEND", raising=False)
     monkeypatch.setattr(loader, "_setting", None)
     monkeypatch.setattr(loader, "_found", {"cpu": DeviceBackend("cpu", "compiled", "for this test")})
-    monkeypatch.setattr(loader, "choices", {})
+    monkeypatch.setattr(loader, "choices", loader.Choices())
     assert loader.setting() == "auto" and loader.compiled("cpu")
     with use_backend("eager") as inside:
         assert not loader.compiled("cpu")
@@ -91,7 +91,7 @@ def auto(monkeypatch: pytest.MonkeyPatch) -> None:
     """The setting "auto", with no library to load for it."""
     monkeypatch.setattr(loader, "_setting", "auto")
     monkeypatch.setattr(loader, "_found", {"cpu": DeviceBackend("cpu", "compiled", "for this test")})
-    monkeypatch.setattr(loader, "choices", {})
+    monkeypatch.setattr(loader, "choices", loader.Choices())
 
 
 def test_use_backend_object_is_reusable(auto):
@@ -185,7 +185,7 @@ def test_unknown_cuda_arithmetic_is_rejected(monkeypatch):
 @pytest.mark.bad_input(26, "compiled", "eager")
 def test_use_backend_overrides_the_environment_variable(monkeypatch):
     monkeypatch.setattr(loader, "_setting", None)
-    monkeypatch.setattr(loader, "choices", {})
+    monkeypatch.setattr(loader, "choices", loader.Choices())
     monkeypatch.setenv("SINPE_EXT_BACKEND", "eager")
     assert not loader.compiled("cpu")
     with use_backend("auto"):
@@ -198,7 +198,7 @@ def test_use_backend_overrides_the_environment_variable(monkeypatch):
 
 def test_required_backend_missing_raises_with_reason_and_remedy(monkeypatch):
     monkeypatch.setattr(loader, "_setting", None)
-    monkeypatch.setattr(loader, "choices", {})
+    monkeypatch.setattr(loader, "choices", loader.Choices())
     missing = DeviceBackend("cpu", "eager", "no C++ compiler was found", todo="install g++")
     monkeypatch.setattr(loader, "_found", {"cpu": missing})
     with pytest.raises(BackendUnavailableError, match="no C.. compiler was found; install g"):
@@ -212,12 +212,12 @@ def test_required_backend_missing_raises_with_reason_and_remedy(monkeypatch):
 @pytest.mark.parametrize("device", ["mps", "xpu"])
 def test_device_without_kernels_is_eager_without_a_warning(device, monkeypatch, recwarn):
     monkeypatch.setattr(loader, "_setting", "auto")
-    monkeypatch.setattr(loader, "choices", {})
+    monkeypatch.setattr(loader, "choices", loader.Choices())
     assert not loader.compiled(device)
     assert "kernels" in loader.resolve(device).reason
     assert not recwarn.list
     monkeypatch.setattr(loader, "_setting", "compiled")
-    monkeypatch.setattr(loader, "choices", {})
+    monkeypatch.setattr(loader, "choices", loader.Choices())
     with pytest.raises(BackendUnavailableError, match=f"{device} devices have none"):
         loader.compiled(device)
     assert not loader.compiled("meta")

@@ -189,7 +189,7 @@ def as_if(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(grid_rows, "on_device", on_device)
         monkeypatch.setattr(torch_state, "read", lambda: torch_state.TorchState(traced=True))
         monkeypatch.setattr(torch_state, "unreadable", lambda value: False)
-        monkeypatch.setattr(loader, "choices", {"cuda": True, "cpu": True})
+        monkeypatch.setattr(loader, "choices", loader.Choices(cuda=True, cpu=True))
         yield
 
 

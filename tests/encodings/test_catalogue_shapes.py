@@ -208,7 +208,7 @@ def test_mismatched_shapes_are_rejected() -> None:
     )
     check_error(
         ValueError,
-        r"x: expected 8 channels, those of the encoding, got 6 in shape \(2, 5, 6\); pass an encoding of that dim",
+        r"x: expected 8 channels, those of the encoding, got 6 in shape \(2, 5, 6\); pass an encoding of dim 6,",
         lambda d: sinpe.add(x(d, B, S, 6), D),
         lambda d: layer(d)(x(d, B, S, 6)),
         lambda d: layer(d).eval()(x(d, B, S, 6)),

@@ -218,7 +218,7 @@ ERRORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "seed large": ({"seed": 2**63}, ValueError, "seed: expected an int in -9223372036854775808..9223372036854775807"),
     "seed int32": ({"seed": torch.tensor(1, dtype=torch.int32)}, TypeError, "seed: expected an int64 tensor of one"),
     "seed meta": ({"seed": torch.tensor(1, device="meta")}, RuntimeError, "seed: expected a tensor with data"),
-    "seeds": ({"seed": torch.tensor([1, 2])}, TypeError, r"seed: expected .* of shape \(2,\); pass torch.tensor"),
+    "seeds": ({"seed": torch.tensor([1, 2])}, TypeError, r"seed: expected .* of shape \(2,\); pass an int"),
     "seed without dropout": ({"seed": "x", "dropout": 0.0}, TypeError, "seed: expected int, got str"),
 }
 

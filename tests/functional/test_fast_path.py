@@ -115,7 +115,7 @@ OTHERS = [
 
 @pytest.fixture(autouse=True)
 def need_core() -> None:
-    if loader.fast_path_module(plain.set_up) is None:
+    if loader.fast_path_module() is None:
         pytest.skip("the fast path needs the module _core")
 
 
@@ -130,9 +130,15 @@ def some(dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
+def disable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disables the fast path."""
+    for name in loader.FAST_FUNCTIONS:
+        monkeypatch.setitem(loader.choices, name, loader._unsupported)
+
+
 def add_general(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch, **arguments: object) -> torch.Tensor:
     with monkeypatch.context() as patched:
-        patched.setattr(plain, "call", lambda *_: None)
+        disable(patched)
         return sinpe.add(x, **arguments)
 
 
@@ -556,7 +562,7 @@ def test_other_calls_with_a_grid_take_the_general_path(arguments, monkeypatch) -
 def test_encode_of_a_few_positions(positions, dtype, monkeypatch) -> None:
     for encoding in (PE, sinpe.Encoding(8, layout="sin_cos", start=5)):
         with monkeypatch.context() as patched:
-            patched.setattr(plain, "call", lambda *_: None)
+            disable(patched)
             want = sinpe.encode(positions, encoding, dtype=dtype)
         with monkeypatch.context() as patched:
             patched.setattr(tables, "encode", fail_general)
@@ -573,7 +579,7 @@ def positions_past_storage() -> torch.Tensor:
 
 @pytest.mark.usefixtures("need_cpu_kernels")
 def test_encode_of_other_positions_takes_the_general_path() -> None:
-    small = loader.fast_path_module(plain.set_up)
+    small = loader.fast_path_module()
     assert small.fast_encode(torch.arange(3), PE, torch.float32, None) is not None
     others = {
         "no dimension": torch.tensor(3),
@@ -599,7 +605,7 @@ def test_encode_of_other_positions_takes_the_general_path() -> None:
 
 
 def test_encode_to_another_dtype_or_encoding_takes_the_general_path() -> None:
-    small, few = loader.fast_path_module(plain.set_up), torch.arange(3)
+    small, few = loader.fast_path_module(), torch.arange(3)
     assert small.fast_encode(few, PE, torch.int64, None) is None
     assert small.fast_encode(few, PE, torch.complex64, None) is None
     assert small.fast_encode(few, sinpe.Encoding(8, angle="float32_exp"), torch.float32, None) is None
@@ -613,15 +619,15 @@ def test_row_arguments_past_their_storage() -> None:
     others = 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0
     for dtype, bytes in ((torch.int64, 8), (torch.float32, 4)):
         positions = torch.zeros(3, dtype=dtype)
-        assert plain.call("add", (some(), PE, positions, *others), None) is not None
+        assert loader.choices["add"]((some(), PE, positions, *others), None) is not None
         positions.untyped_storage().resize_(3 * bytes - 1)
-        assert plain.call("add", (some(), PE, positions, *others), None) is None
+        assert loader.choices["add"]((some(), PE, positions, *others), None) is None
     mask = torch.zeros(2, 3, dtype=torch.bool)
     mask.untyped_storage().resize_(5)
-    assert plain.call("add", (some(), PE, None, 0, 1.0, 1.0, mask, *others[4:]), None) is None
+    assert loader.choices["add"]((some(), PE, None, 0, 1.0, 1.0, mask, *others[4:]), None) is None
     starts = torch.zeros(2, dtype=torch.int64)
     starts.untyped_storage().resize_(8)
-    assert plain.call("add", (some(), PE, None, starts, *others[1:]), None) is None
+    assert loader.choices["add"]((some(), PE, None, starts, *others[1:]), None) is None
 
 
 def test_out_overlapping_row_arguments_is_rejected() -> None:
@@ -705,8 +711,8 @@ def unsupported_tensors() -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]
 def test_other_tensors_take_the_general_path(name: str) -> None:
     x, out = unsupported_tensors()[name]
     others = None, 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0
-    assert plain.call("add", (some(), PE, *others), None) is not None
-    assert plain.call("add", (x, PE, *others), out) is None
+    assert loader.choices["add"]((some(), PE, *others), None) is not None
+    assert loader.choices["add"]((x, PE, *others), out) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
@@ -753,8 +759,8 @@ def unsupported_tables() -> dict[str, dict[str, object]]:
 @pytest.mark.parametrize("name", unsupported_tables())
 def test_other_tables_take_the_general_path(name: str) -> None:
     given = tables.TableArguments(6, PE, dim=None, out=torch.empty(6, 8))
-    assert plain.call("table", given) is not None
-    assert plain.call("table", given._replace(**unsupported_tables()[name])) is None
+    assert loader.choices["table"](given) is not None
+    assert loader.choices["table"](given._replace(**unsupported_tables()[name])) is None
 
 
 def test_dispatch_modes_see_the_operator(monkeypatch) -> None:
@@ -807,10 +813,11 @@ def observers_of_calls() -> dict[str, Callable[[Callable[[], None]], object]]:
 def test_every_observer_disables_the_fast_path(name: str) -> None:
     """By the check in Python and by that in C, which has its own list."""
     others = None, 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0
-    given, small, seen = (some(), PE, *others), loader.fast_path_module(plain.set_up), []
+    given, small, seen = (some(), PE, *others), loader.fast_path_module(), []
 
     def call() -> None:
-        seen.append((observers.is_intercepted(), plain.call("add", given, None) is None))
+        result = None if torch.compiler.is_compiling() else loader.choices["add"](given, None)  # as functional.py does
+        seen.append((observers.is_intercepted(), result is None))
 
     observers_of_calls()[name](call)
     assert seen and all(one == (True, True) for one in seen)
@@ -824,7 +831,7 @@ def test_every_observer_disables_the_fast_path(name: str) -> None:
 
 def test_context_parallel_disables_the_fast_path(monkeypatch) -> None:
     """Context parallelism replaces torch's attention."""
-    small = loader.fast_path_module(plain.set_up)
+    small = loader.fast_path_module()
     given = (some(), PE, None, 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *_: None)
     assert small.fast_add(given, None) is not None
@@ -906,7 +913,7 @@ def test_errors_in_the_order_of_the_general_path() -> None:
 def test_embedding_with_zero_rows(monkeypatch) -> None:
     ids, weight = torch.zeros(2, 0, dtype=torch.int64), torch.randn(6, 8)
     short = sinpe.embed(ids, weight, PE)
-    monkeypatch.setattr(plain, "call", lambda *_: None)
+    disable(monkeypatch)
     assert sinpe.embed(ids, weight, PE).stride() == short.stride()
 
 
@@ -1013,7 +1020,7 @@ def test_embed_is_bitwise_equal(shape, arguments, dtype, monkeypatch) -> None:
     for weight in weights:
         rows = ids % len(weight)
         with monkeypatch.context() as patched:
-            patched.setattr(plain, "call", lambda *_: None)
+            disable(patched)
             want = sinpe.embed(rows, weight, **arguments)
         with monkeypatch.context() as patched:
             patched.setattr(functional, "embed_call", fail_general)
@@ -1034,7 +1041,7 @@ def test_embed_with_the_sequence_first(arguments, dtype, monkeypatch) -> None:
         if rows.dim() == 1 and arguments:
             continue
         with monkeypatch.context() as patched:
-            patched.setattr(plain, "call", lambda *_: None)
+            disable(patched)
             want = sinpe.embed(rows, weight, seq_dim=0, **arguments)
         with monkeypatch.context() as patched:
             patched.setattr(functional, "embed_call", fail_general)
@@ -1054,7 +1061,7 @@ def test_gradient_of_weight_with_the_sequence_first(monkeypatch) -> None:
 
     fast = gradients()
     with monkeypatch.context() as patched:
-        patched.setattr(plain, "call", lambda *_: None)
+        disable(patched)
         general = gradients()
     assert all(torch.equal(one, fast[0]) for one in (*fast, *general))
 
@@ -1078,7 +1085,7 @@ def test_gradient_of_weight(arguments, sparse, dtype, monkeypatch) -> None:
         return [result.detach(), to_weight._indices(), to_weight._values()]
 
     with monkeypatch.context() as patched:
-        patched.setattr(plain, "call", lambda *_: None)
+        disable(patched)
         want = both()
     monkeypatch.setattr(functional, "embed_call", fail_general)
     for a, b in zip(both(), want, strict=True):
@@ -1121,7 +1128,7 @@ def test_embed_of_damaged_tensors_takes_the_general_path(monkeypatch) -> None:
     mask.untyped_storage().resize_(2)
     nothing = None, PE, None, 0, 1.0, 1.0, 0.0, None, None, None, False, True, -1
     plainly = (ids, weight, *nothing[1:])
-    assert plain.call("embed", plainly) is not None
+    assert loader.choices["embed"](plainly) is not None
     others = {
         "ids past their storage": (cut_ids, weight),
         "weight past its storage": (ids, cut_weight),
@@ -1137,21 +1144,21 @@ def test_embed_of_damaged_tensors_takes_the_general_path(monkeypatch) -> None:
         "no ids": (ids[:, :0], weight),
         "other channels": (ids, torch.randn(20, 9)),
     }
-    assert [name for name, two in others.items() if plain.call("embed", (*two, *nothing[1:])) is not None] == []
+    assert [name for name, two in others.items() if loader.choices["embed"]((*two, *nothing[1:])) is not None] == []
     masked = [*plainly]
     masked[10] = mask
-    assert plain.call("embed", tuple(masked)) is None
+    assert loader.choices["embed"](tuple(masked)) is None
     with pytest.raises(TypeError, match="fast_embed"):
-        loader.fast_path_module(plain.set_up).fast_embed(plainly[:-1])
+        loader.fast_path_module().fast_embed(plainly[:-1])
     with pytest.raises(TypeError, match="fast_table"):
-        loader.fast_path_module(plain.set_up).fast_table((6, PE))
+        loader.fast_path_module().fast_table((6, PE))
 
 
 def test_table_of_a_few_rows(monkeypatch) -> None:
     for dtype in (None, torch.float32, torch.float64, torch.bfloat16, torch.float16):
         for encoding in (PE, sinpe.Encoding(97, layout="sin_cos", start=5)):
             with monkeypatch.context() as patched:
-                patched.setattr(plain, "call", lambda *_: None)
+                disable(patched)
                 want = sinpe.table(70, encoding, start=-3, dtype=dtype)
             with monkeypatch.context() as patched:
                 patched.setattr(tables, "table", fail_general)
@@ -1180,7 +1187,7 @@ NAMED = {
 def test_table_and_encode_of_a_name_or_a_number_of_channels(name, monkeypatch) -> None:
     for call in (lambda: sinpe.table(5, start=3, **NAMED[name]), lambda: sinpe.encode(torch.arange(5), **NAMED[name])):
         with monkeypatch.context() as patched:
-            patched.setattr(plain, "call", lambda *_: None)
+            disable(patched)
             want = call()
         with monkeypatch.context() as patched:
             patched.setattr(tables, "table", fail_general)
