@@ -103,7 +103,7 @@ def _drawn(generator: torch.Generator) -> int:
     number of SplitMix64 (Steele, Lea and Flood, 2014) at that offset, without its last bit."""
     offset = generator.get_offset()
     generator.set_offset(offset + 4)  # kernels advance it by multiples of 4, too
-    bits = (generator.initial_seed() + offset // 4 * 0x9E3779B97F4A7C15) % 2**64
+    bits = (generator.initial_seed() + (offset // 4 + 1) * 0x9E3779B97F4A7C15) % 2**64
     bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     bits = (bits ^ bits >> 27) * 0x94D049BB133111EB % 2**64
     return (bits ^ bits >> 31) >> 1

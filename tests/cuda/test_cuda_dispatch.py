@@ -300,6 +300,37 @@ def test_cpu_seed_is_passed_as_a_number(seed: str, monkeypatch: pytest.MonkeyPat
     assert made.is_meta and made.shape == () and not [call for call, devices in seen.calls if len(devices) > 1]
 
 
+class CudaGenerator:
+    """The methods of a torch.Generator on CUDA, which needs a device, that a seed is drawn from."""
+
+    device = torch.device("cuda", 0)
+
+    def __init__(self, seed: int, offset: int = 0) -> None:
+        self.seed, self.offset = seed, offset
+
+    def initial_seed(self) -> int:
+        return self.seed
+
+    def get_offset(self) -> int:
+        return self.offset
+
+    def set_offset(self, offset: int) -> None:
+        self.offset = offset
+
+
+def test_seeds_of_a_cuda_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SplitMix64, of which the first numbers for the seed 1234567 are published; manual_seed repeats them."""
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    generator = CudaGenerator(1234567)
+    monkeypatch.setattr(torch.cuda, "default_generators", (None, generator))
+    assert [dropout.draw(torch.device("cuda", 1)) for _ in range(4)] == [n >> 1 for n in published]
+    assert generator.offset == 16
+    generator.offset = 4
+    assert dropout.draw(torch.device("cuda", 1)) == published[1] >> 1
+    seeds = {dropout._drawn(CudaGenerator(seed, 4 * n)) for seed in (0, 1, 2**64 - 1) for n in range(1000)}
+    assert len(seeds) == 3000 and min(seeds) >= 0 and max(seeds) < 2**63
+
+
 def test_graph_has_no_cpu_tensor(as_if: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA graph trees skip graphs with CPU operands."""
     graphs = []
