@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_support import assert_rows, assert_sums, cuda, randn  # noqa: F401
+from cuda_support import assert_rows, assert_sums, cuda, device, randn  # noqa: F401
 from torch import Tensor
 
 import sinpe_ext as sinpe
@@ -23,24 +23,24 @@ P = 0.3
 Case = Callable[[torch.device], Callable[[], Any]]
 
 
-def tensors(device: torch.device) -> dict[str, Tensor]:
+def tensors(place: torch.device) -> dict[str, Tensor]:
     return {
-        "x": randn(B, S, D).to(device),
-        "ids": (torch.arange(B * S) % V).reshape(B, S).to(device),
-        "weight": randn(V, D).to(device),
-        "positions": torch.arange(S).to(device),
-        "starts": torch.arange(B).to(device),
-        "mask": (torch.arange(S) > 50).to(device),
-        "alpha": torch.tensor([0.7], device=device),
-        "seed": torch.tensor(5, device=device),
-        "grad": torch.ones(B, S, D, device=device),
+        "x": randn(B, S, D).to(place),
+        "ids": (torch.arange(B * S) % V).reshape(B, S).to(place),
+        "weight": randn(V, D).to(place),
+        "positions": torch.arange(S).to(place),
+        "starts": torch.arange(B).to(place),
+        "mask": (torch.arange(S) > 50).to(place),
+        "alpha": torch.tensor([0.7], device=place),
+        "seed": torch.tensor(5, device=place),
+        "grad": torch.ones(B, S, D, device=place),
     }
 
 
 def case_of(run: Callable[..., Any]) -> Case:
-    def prepared(device: torch.device) -> Callable[[], Any]:
-        t = tensors(device)
-        return lambda: run(t, device)
+    def prepared(place: torch.device) -> Callable[[], Any]:
+        t = tensors(place)
+        return lambda: run(t, place)
 
     return prepared
 
@@ -121,6 +121,26 @@ def test_cases_are_reproducible_on_the_cpu(name: str) -> None:
     """Checks the cases themselves, without a GPU."""
     run = CASES[name](torch.device("cpu"))
     assert equal(run(), run())
+
+
+@pytest.mark.parametrize("name", [*CASES, "drawn seeds"])
+def test_fast_path_equals_the_general_path(
+    name: str,
+    device: torch.device,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twice each, so that both use cached constants; with the seeds that both draw."""
+    x = tensors(device)["x"]
+    drawn = lambda: (sinpe.add(x, dropout=P), sinpe.add(x, "t2t", dropout=P), torch.rand(3, device=device))  # noqa: E731
+    run = drawn if name == "drawn seeds" else CASES[name](device)
+    results = []
+    for general in (False, True):
+        for function in loader.FAST_FUNCTIONS if general else ():
+            monkeypatch.setitem(loader.choices, function, loader._unsupported)
+        run()
+        torch.manual_seed(3)
+        results.append(run())
+    assert equal(*results)
 
 
 @pytest.mark.bad_input(23, "CUDA")
