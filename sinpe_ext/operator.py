@@ -191,11 +191,11 @@ class Operator:
         new, record = tuple.__new__, self.record  # half the time of record(...)
         operands, needed = new(record, ctx.saved_tensors + ctx.numbers), new(record, needs)
         if self._not_saved is None:
-            found = self._gradients(operands, needed, *grads)
+            by_field = self._gradients(operands, needed, *grads)
         else:
-            found = self._gradients(operands, needed, *grads, ctx.shape)
+            by_field = self._gradients(operands, needed, *grads, ctx.shape)
         every: list[Tensor | None] = [None] * len(needs)
-        for field, gradient in found.items():
+        for field, gradient in by_field.items():
             every[self._index[field]] = gradient
         return every
 

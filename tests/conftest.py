@@ -98,7 +98,7 @@ def _load_emulated() -> None:
     from sinpe_ext.backend import loader
     from sinpe_ext.backend.compilation import BuildUnavailable
 
-    assert "cpu" not in loader.found(), "the CPU library is already loaded"
+    assert "cpu" not in loader.backends(), "the CPU library is already loaded"
     os.environ.pop("SINPE_EXT_BACKEND", None)
     try:
         loader.emulate()

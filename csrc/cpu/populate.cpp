@@ -40,9 +40,9 @@ uintptr_t page_size() {
 }
 
 bool is_mapped(uintptr_t at) {
-  unsigned char found = 0;
+  unsigned char residence = 0;
   void* const page = reinterpret_cast<void*>(at / page_size() * page_size());
-  return mincore(page, page_size(), &found) == 0 && (found & 1) != 0;
+  return mincore(page, page_size(), &residence) == 0 && (residence & 1) != 0;
 }
 #else
 bool is_mapped(uintptr_t) { return true; }

@@ -27,10 +27,10 @@ using CurrentStream = AOTITorchError (*)(int32_t device_index, void** stream);
 // not a weak symbol, because torch loads its libraries with local symbols.
 CurrentStream current_stream_function() {
   void* library = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_NOLOAD);
-  void* found = dlsym(library != nullptr ? library : RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream");
-  expect(found != nullptr, "torch: expected aoti_torch_get_current_cuda_stream in libtorch_cuda.so, got none; ",
+  void* symbol = dlsym(library != nullptr ? library : RTLD_DEFAULT, "aoti_torch_get_current_cuda_stream");
+  expect(symbol != nullptr, "torch: expected aoti_torch_get_current_cuda_stream in libtorch_cuda.so, got none; ",
          "install a PyTorch that has CUDA");
-  return reinterpret_cast<CurrentStream>(found);
+  return reinterpret_cast<CurrentStream>(symbol);
 }
 
 cuda::Stream current_stream(int32_t device_index) {

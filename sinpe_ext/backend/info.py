@@ -116,7 +116,7 @@ def backend_info() -> BackendInfo:
     """
     setting = loader.setting()
     devices = [_under(setting, device) for device in ("cpu", "cuda")]
-    devices += [found for name, found in loader.found().items() if name not in ("cpu", "cuda")]
+    devices += [backend for name, backend in loader.backends().items() if name not in ("cpu", "cuda")]
     core, core_reason = loader.core_module()
     return BackendInfo(
         version=__version__,

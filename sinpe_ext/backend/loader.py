@@ -47,7 +47,7 @@ class DeviceBackend:
 
 _lock = threading.RLock()
 _setting: str | None = None  # None: SINPE_EXT_BACKEND decides
-_found: dict[str, DeviceBackend] = {}  # device type -> result of loading, independent of the setting
+_backends: dict[str, DeviceBackend] = {}  # device type -> result of loading, independent of the setting
 _errors: dict[str, BuildUnavailable] = {}  # device type -> why the last attempt at a library failed
 _warned: set[str] = set()
 set_up_fast_path: Callable[[Any], bool] | None = None  # of operations/fast_path.py: whether _core can be used
@@ -180,11 +180,11 @@ def _share_kernels(device_type: str) -> None:
 
 def _require_compiled(device_type: str) -> bool:
     """True if the compiled kernels serve this device type. Raises BackendUnavailableError otherwise."""
-    found = resolve(device_type)
-    if found.backend != "compiled":
-        todo = f"; {found.todo}" if found.todo else '; use_backend("auto") runs eager PyTorch instead'
+    backend = resolve(device_type)
+    if backend.backend != "compiled":
+        todo = f"; {backend.todo}" if backend.todo else '; use_backend("auto") runs eager PyTorch instead'
         raise BackendUnavailableError(
-            f"the compiled backend is required, but {device_type} devices have none: {found.reason}{todo}"
+            f"the compiled backend is required, but {device_type} devices have none: {backend.reason}{todo}"
         )
     return True
 
@@ -196,27 +196,27 @@ def emulate() -> DeviceBackend:
     """
     from . import jit
 
-    if "cpu" not in _found:
+    if "cpu" not in _backends:
         path, facts = jit.library("emulated", _load_library)
         reason = "the CUDA kernels, compiled as C++"
-        _found["cpu"] = DeviceBackend("cpu", "compiled", reason, "emulated", str(path), build=facts)
+        _backends["cpu"] = DeviceBackend("cpu", "compiled", reason, "emulated", str(path), build=facts)
         _share_kernels("cpu")
-    if _found["cpu"].how != "emulated":
+    if _backends["cpu"].how != "emulated":
         raise BuildUnavailable("the CPU library is loaded already", "emulate before any call of sinpe_ext")
-    return _found["cpu"]
+    return _backends["cpu"]
 
 
 def resolve(device_type: str) -> DeviceBackend:
     """The backend that "auto" selects for this device type. Loads the library if that was not tried yet."""
-    found = _found.get(device_type)
-    if found is None:
+    backend = _backends.get(device_type)
+    if backend is None:
         with _lock:
-            found = _found.get(device_type)
-            if found is None:
-                found = _load(device_type) if device_type in DISPATCH_KEYS else _without_kernels(device_type)
-                _found[device_type] = found
+            backend = _backends.get(device_type)
+            if backend is None:
+                backend = _load(device_type) if device_type in DISPATCH_KEYS else _without_kernels(device_type)
+                _backends[device_type] = backend
                 _warn_once(device_type)
-    return found
+    return backend
 
 
 def _without_kernels(device_type: str) -> DeviceBackend:
@@ -372,7 +372,7 @@ def build(device: str = "cpu", verbose: bool = False) -> str:
     """
     with _lock:
         if device in DISPATCH_KEYS and _is_missing(device):
-            _found[device] = _load(device, verbose)
+            _backends[device] = _load(device, verbose)
             choices.pop(device, None)
         _require_compiled(device)
         return str(resolve(device).library)
@@ -388,15 +388,15 @@ def buildable() -> list[str]:
     return ["cpu", "cuda"] if has_cuda else ["cpu"]
 
 
-def found() -> dict[str, DeviceBackend]:
+def backends() -> dict[str, DeviceBackend]:
     """The backends that were resolved so far, by device type."""
-    return dict(_found)
+    return dict(_backends)
 
 
 def _is_missing(device_type: str) -> bool:
     """Whether no compiled library is loaded for this device type."""
-    found = _found.get(device_type)
-    return found is None or found.backend != "compiled"
+    backend = _backends.get(device_type)
+    return backend is None or backend.backend != "compiled"
 
 
 def fast_path_module() -> Any:

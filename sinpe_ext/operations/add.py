@@ -562,19 +562,19 @@ def _add_batched(operator: Operator, info: Any, in_dims: Any, *operands: Any) ->
 
 
 def _gradients(a: Add, needed: Add, grad: Tensor, shape: Any) -> dict[str, Tensor | None]:
-    found: dict[str, Tensor | None] = {}
+    gradients: dict[str, Tensor | None] = {}
     if needed.x and needed.alpha and (a.drop_threshold or a.scale != 1.0):
         rows = a.plan, a.positions, a.padding_mask, a.seed, a.start, a.positions_are_starts
         both = ADD_BACKWARD(AddBackward(grad, *rows, a.scale, a.drop_threshold, a.rng_offsets))
-        found["x"], found["alpha"] = both[0], summed(both[1], a)
+        gradients["x"], gradients["alpha"] = both[0], summed(both[1], a)
     else:
         if needed.x:
-            found["x"] = scaled(Dropout(grad, a.seed, a.drop_threshold, a.scale, a.rng_offsets))
+            gradients["x"] = scaled(Dropout(grad, a.seed, a.drop_threshold, a.scale, a.rng_offsets))
         if needed.alpha:
-            found["alpha"] = alpha_gradient(grad, a)
+            gradients["alpha"] = alpha_gradient(grad, a)
     if needed.positions:
-        found["positions"] = position_gradient(grad, a)
-    return found
+        gradients["positions"] = position_gradient(grad, a)
+    return gradients
 
 
 def row_dots_of(grad: Tensor, a: Add | Embed) -> RowDots:
@@ -637,11 +637,11 @@ def _add_backward(b: AddBackward) -> tuple[Tensor, Tensor]:
 
 
 def _second_gradients(b: AddBackward, needed: AddBackward, of_x: Tensor, of_dots: Tensor) -> dict[str, Tensor | None]:
-    found = row_dots_gradients(b.row_dots(), needed, of_dots)
+    gradients = row_dots_gradients(b.row_dots(), needed, of_dots)
     if needed.grad:
         of_dropout = scaled(b.to_x()._replace(x=of_x))
-        found["grad"] = of_dropout if (of_rows := found["grad"]) is None else of_rows + of_dropout
-    return found
+        gradients["grad"] = of_dropout if (of_rows := gradients["grad"]) is None else of_rows + of_dropout
+    return gradients
 
 
 # The gradient with respect to x, and the result of `row_dots`, in one pass over grad.

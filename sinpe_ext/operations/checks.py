@@ -545,10 +545,10 @@ def grid_padding_mask(value: Any, shapes: Shapes, x: Tensor) -> Tensor:
     return value.flatten(1) if sampled else value.flatten().unsqueeze(0)
 
 
-def _sampled(found: tuple[int, ...], shapes: Shapes) -> bool | None:
+def _sampled(sizes: tuple[int, ...], shapes: Shapes) -> bool | None:
     """Whether a shape begins with the batch; None if it is not one of `shapes`."""
     for shape, has_samples in shapes:
-        if len(shape) == len(found) and shape == found:
+        if len(shape) == len(sizes) and shape == sizes:
             return has_samples
     return None
 

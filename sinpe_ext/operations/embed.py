@@ -204,19 +204,19 @@ class EmbedBackward(NamedTuple):
 
 
 def _gradients(e: Embed, needed: Embed, grad: Tensor, shape: torch.Size) -> dict[str, Tensor | None]:
-    found: dict[str, Tensor | None] = {}
+    gradients: dict[str, Tensor | None] = {}
     num_embeddings, _ = shape
     if needed.weight and e.sparse:
         values = scaled(Dropout(grad, e.seed, e.drop_threshold, e.scale, e.rng_offsets))
-        found["weight"] = _sparse(values, e.ids, num_embeddings, e.padding_idx)
+        gradients["weight"] = _sparse(values, e.ids, num_embeddings, e.padding_idx)
     elif needed.weight:
         rest = e.padding_idx, e.scale, e.drop_threshold, e.rng_offsets
-        found["weight"] = EMBED_BACKWARD(EmbedBackward(grad, e.ids, e.seed, num_embeddings, *rest))
+        gradients["weight"] = EMBED_BACKWARD(EmbedBackward(grad, e.ids, e.seed, num_embeddings, *rest))
     if needed.alpha:
-        found["alpha"] = alpha_gradient(grad, e)
+        gradients["alpha"] = alpha_gradient(grad, e)
     if needed.positions:
-        found["positions"] = position_gradient(grad, e)
-    return found
+        gradients["positions"] = position_gradient(grad, e)
+    return gradients
 
 
 def _sparse(values: Tensor, ids: Tensor, num_embeddings: int, padding_idx: int) -> Tensor:

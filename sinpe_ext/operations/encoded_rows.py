@@ -262,7 +262,7 @@ def empty_dots(grad: Tensor) -> Tensor:
 
 def row_dots_gradients(a: RowDots, needed: Any, upstream: Tensor) -> dict[str, Tensor | None]:
     """The gradients with respect to grad and positions, from that of the result."""
-    found: dict[str, Tensor | None] = {}
+    gradients: dict[str, Tensor | None] = {}
     dim, rank = a.grad.shape[-1], a.grad.dim()
     if needed.grad:
         acc, device = accumulation(a.grad.dtype), a.grad.device
@@ -275,14 +275,14 @@ def row_dots_gradients(a: RowDots, needed: Any, upstream: Tensor) -> dict[str, T
         rows = rows if a.angular_frequencies is None else rows * a.angular_frequencies.to(rows.device, acc)
         rows = rows if a.padding_mask is None else rows.masked_fill(a.padding_mask.unsqueeze(-1), 0.0)
         product = (upstream.to(acc).unsqueeze(-1) * arranged(rows, rank)).to(a.grad.dtype)
-        found["grad"] = scaled(Dropout(product, a.seed, a.drop_threshold, 1.0, a.rng_offsets))
+        gradients["grad"] = scaled(Dropout(product, a.seed, a.drop_threshold, 1.0, a.rng_offsets))
     if needed.positions:
         assert a.positions is not None
         partner, further = derivative_plan(a.plan, dim)
         further = further if a.angular_frequencies is None else further * a.angular_frequencies
         each = ROW_DOTS(a._replace(plan=partner, angular_frequencies=further))
-        found["positions"] = reduced(each * upstream, a.positions)
-    return found
+        gradients["positions"] = reduced(each * upstream, a.positions)
+    return gradients
 
 
 ROW_DOTS = Operator(

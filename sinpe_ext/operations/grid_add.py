@@ -406,11 +406,11 @@ class GridAdd(SequenceAdd):
         if type(arguments.start) is int and arguments.start == 0 and not any(self.firsts):
             return
         batch = form.batch if form.batch_at else None
-        found = checks.grid_starts(arguments.start, self.firsts, form.lengths, batch, self.device)
-        if isinstance(found, Tensor):
-            self.positions = self._implicit_coordinates([0] * axes) + found.unsqueeze(1)
+        starts = checks.grid_starts(arguments.start, self.firsts, form.lengths, batch, self.device)
+        if isinstance(starts, Tensor):
+            self.positions = self._implicit_coordinates([0] * axes) + starts.unsqueeze(1)
         else:
-            self.starts = found
+            self.starts = starts
 
     def _set_single_encoding(self, is_grid: bool) -> None:
         """Sets the attributes of Sum for a grid with one axis."""

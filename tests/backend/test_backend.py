@@ -67,7 +67,7 @@ assert not heavy, heavy
 def test_use_backend_is_a_setter_and_a_context_manager(monkeypatch):
     monkeypatch.delenv("SINPE_EXT_BACKEND", raising=False)
     monkeypatch.setattr(loader, "_setting", None)
-    monkeypatch.setattr(loader, "_found", {"cpu": DeviceBackend("cpu", "compiled", "for this test")})
+    monkeypatch.setattr(loader, "_backends", {"cpu": DeviceBackend("cpu", "compiled", "for this test")})
     monkeypatch.setattr(loader, "choices", loader.Choices())
     assert loader.setting() == "auto" and loader.compiled("cpu")
     with use_backend("eager") as inside:
@@ -90,7 +90,7 @@ def test_use_backend_is_a_setter_and_a_context_manager(monkeypatch):
 def auto(monkeypatch: pytest.MonkeyPatch) -> None:
     """The setting "auto", with no library to load for it."""
     monkeypatch.setattr(loader, "_setting", "auto")
-    monkeypatch.setattr(loader, "_found", {"cpu": DeviceBackend("cpu", "compiled", "for this test")})
+    monkeypatch.setattr(loader, "_backends", {"cpu": DeviceBackend("cpu", "compiled", "for this test")})
     monkeypatch.setattr(loader, "choices", loader.Choices())
 
 
@@ -200,7 +200,7 @@ def test_required_backend_missing_raises_with_reason_and_remedy(monkeypatch):
     monkeypatch.setattr(loader, "_setting", None)
     monkeypatch.setattr(loader, "choices", loader.Choices())
     missing = DeviceBackend("cpu", "eager", "no C++ compiler was found", todo="install g++")
-    monkeypatch.setattr(loader, "_found", {"cpu": missing})
+    monkeypatch.setattr(loader, "_backends", {"cpu": missing})
     with pytest.raises(BackendUnavailableError, match="no C.. compiler was found; install g"):
         use_backend("compiled")
     assert loader.setting() != "compiled"

@@ -21,7 +21,7 @@ LOAD = """
 import sys
 from pathlib import Path
 from sinpe_ext.backend import loader
-backend = loader._found["cpu"] = loader._load_prebuilt("cpu", Path(sys.argv[1]))
+backend = loader._backends["cpu"] = loader._load_prebuilt("cpu", Path(sys.argv[1]))
 import test_stable_abi
 print(backend.build["torch"], test_stable_abi.digest())
 """

@@ -50,7 +50,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         for name, value in settings.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(loader, "_setting", None)
-        monkeypatch.setattr(loader, "_found", {"cpu": cpu, "cuda": cuda})
+        monkeypatch.setattr(loader, "_backends", {"cpu": cpu, "cuda": cuda})
         monkeypatch.setattr(info_command, "has_nvidia_driver", lambda: False)
         monkeypatch.setattr("sinpe_ext.backend.info._instruction_set", lambda *_: "v3")
         monkeypatch.setattr("sinpe_ext.backend.info._cuda_arithmetic", lambda _: None)

@@ -47,23 +47,23 @@ inline bool resolve_int(PyObject** encoding, int64_t* dim) {
 // Gets the plan of an encoding, given as an object, a name or None, and caches it. The holder is null if kernels do not
 // support the encoding for `dim` channels, or if there is an exception.
 inline Plan new_plan(PyObject* encoding, int64_t dim, int32_t device) {
-  PyObject* found = PyObject_CallFunction(python.plan_of, "OLi", encoding, static_cast<long long>(dim), device);
-  Plan made{encoding, found, dim, device, 0, {nullptr, 0, 0}};
-  if (found != nullptr && found != Py_None) {
+  PyObject* answer = PyObject_CallFunction(python.plan_of, "OLi", encoding, static_cast<long long>(dim), device);
+  Plan made{encoding, answer, dim, device, 0, {nullptr, 0, 0}};
+  if (answer != nullptr && answer != Py_None) {
     PyObject* tensor;
     unsigned long long address;
     long long words, channels, start;
-    if (PyArg_ParseTuple(found, "OKLLL", &tensor, &address, &words, &channels, &start) != 0) {
+    if (PyArg_ParseTuple(answer, "OKLLL", &tensor, &address, &words, &channels, &start) != 0) {
       made.plan = {reinterpret_cast<const int64_t*>(address), words, channels};
       made.start = start;
     }
   }
   if (made.plan.packed == nullptr) {
-    Py_XDECREF(found);
+    Py_XDECREF(answer);
     return {};
   }
   Py_INCREF(encoding);
-  Py_INCREF(found);  // before the old objects are released, which may run code that uses the cache
+  Py_INCREF(answer);  // before the old objects are released, which may run code that uses the cache
   Plan& slot = plans[next_plan];
   next_plan = (next_plan + 1) % kPlans;
   const Plan old = slot;
