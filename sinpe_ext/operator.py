@@ -163,7 +163,8 @@ class Operator:
             if is_batched(tensor):  # calls the operator once per sample
                 return self.op(*operands)
             if may_learn and tensor.requires_grad:
-                return self._function.apply((state, operands[self._tensor_count :]), *operands[: self._tensor_count])
+                others = state, operands[self._tensor_count :], None
+                return self._function.apply(others, *operands[: self._tensor_count])
             # The dispatcher resolves the negative bit, zeros without memory, and functional tensors.
             if type(tensor) not in _PLAIN or tensor.is_neg() or tensor._is_zerotensor() or _is_functional(tensor):
                 needs_dispatcher = True
@@ -175,6 +176,12 @@ class Operator:
             with torch._C._AutoDispatchBelowAutograd():
                 return self.op(*operands)
         return self._cpu_kernel(*operands) if on_cpu else self._cuda_kernel(*operands)
+
+    def recorded(self, record: Any, result: Tensor) -> Tensor:
+        """`result`, which was computed without autograd, as the result of a call of this operator."""
+        others = None, record[self._tensor_count :], result
+        recorded: Tensor = self._function.apply(others, *record[: self._tensor_count])
+        return recorded
 
     def save(self, ctx: Any, operands: Any) -> None:
         """Saves the operands for `gradients`."""
@@ -212,11 +219,11 @@ class Operator:
             # No separate setup_context: with one, torch binds the arguments to a signature at each call, which takes 40
             # microseconds.
             @staticmethod
-            def forward(ctx: Any, others: tuple[TorchState, tuple[Any, ...]], *tensors: Tensor | None) -> Any:
-                state, numbers = others
+            def forward(ctx: Any, others: tuple[Any, tuple[Any, ...], Any], *tensors: Tensor | None) -> Any:
+                state, numbers, result = others
                 operands = tensors + numbers
                 self.save(ctx, operands)
-                return self(operands, state=state)  # gradients are disabled in here
+                return self(operands, state=state) if result is None else result  # gradients are disabled in here
 
             @staticmethod
             def backward(ctx: Any, *grads: Any) -> Any:

@@ -29,7 +29,7 @@ def calls() -> dict[str, Callable[[], Any]]:
     embedding, timesteps = sinpe.SinusoidalEmbedding(ROWS, D).eval(), sinpe.TimestepEncoding(D).eval()
     positions, out = torch.arange(S), torch.empty(B, S, D)
     large, every, images = torch.randn(B, 16 * S, D), torch.arange(16 * S), torch.randn(B, 16, 16, D)
-    into = torch.empty_like(large)
+    into, learning = torch.empty_like(large), large.clone().requires_grad_()
     return {
         "add": lambda: sinpe.add(x, encoding),
         "add positions": lambda: sinpe.add(x, encoding, positions=positions),
@@ -38,6 +38,7 @@ def calls() -> dict[str, Callable[[], Any]]:
         "add dropout": lambda: sinpe.add(x, encoding, dropout=0.1),
         "add dropout, large": lambda: sinpe.add(large, encoding, dropout=0.1),
         "add dropout gradient": lambda: sinpe.add(learned, encoding, dropout=0.1),
+        "add dropout gradient, large": lambda: sinpe.add(learning, encoding, dropout=0.1),
         "add_ dropout": lambda: sinpe.add_(x, encoding, dropout=0.1),
         "add out": lambda: sinpe.add(x, encoding, out=out),
         "add out dropout": lambda: sinpe.add(x, encoding, dropout=0.1, out=out),
@@ -88,10 +89,10 @@ def main() -> None:
         for file, name in passed(calls()[chosen]):
             print(f"{file:<32} {name}")
         return
-    print(f"{'call':<24} functions  files")
+    print(f"{'call':<28} functions  files")
     for name, call in calls().items():
         functions = passed(call)
-        print(f"{name:<24} {len(functions):9}  {len({file for file, _ in functions}):5}")
+        print(f"{name:<28} {len(functions):9}  {len({file for file, _ in functions}):5}")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from ..encodings.grid import GridEncoding
 from ..reference.tiles import accumulation
 from . import dropout, grid_rows
 from .add import AddArguments
+from .dropout import DROPOUT, Dropout
+from .embed import EMBED, Embed, EmbedArguments
 from .grid_add import GridAdd
 from .plans import CPU, pack_plan
 
@@ -46,6 +48,25 @@ def _plan(encoding: Any, dim: int, device: int) -> tuple[Tensor, int, int, int, 
 
 def _draw_seed(device: int) -> int:
     return dropout.draw(_device(device))
+
+
+def _seed(seed: int, drop_threshold: int, device: torch.device) -> Tensor | None:
+    return dropout.number(seed, torch.int64, device) if drop_threshold else None
+
+
+def _recorded_add(x: Tensor, result: Tensor, seed: int, drop_threshold: int, scale: float) -> Tensor:
+    """The result of `add` for autograd. Its gradient with respect to x is that of dropout(scale * x)."""
+    return DROPOUT.recorded(Dropout(x, _seed(seed, drop_threshold, x.device), drop_threshold, scale), result)
+
+
+def _recorded_embed(
+    given: tuple[Any, ...], result: Tensor, plan: tuple[Any, ...], padding_row: int, seed: int, drop_threshold: int
+) -> Tensor:
+    """The result of `embed` for autograd, with a gradient with respect to weight."""
+    e = EmbedArguments(*given)
+    operands = Embed(e.ids, e.weight, plan[0], seed=_seed(seed, drop_threshold, result.device), scale=e.scale)
+    operands = operands._replace(padding_idx=padding_row, sparse=e.sparse, drop_threshold=drop_threshold)
+    return EMBED.recorded(operands, result)
 
 
 def _grid(given: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -104,7 +125,8 @@ def set_up(module: Any) -> bool:
     )
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     conditions = torch_state.CONDITIONS, torch_state.VARIABLES, torch_state.is_intercepted
-    is_usable: bool = exchange is not None and module.set_up(exchange, *of_torch, *conditions, _plan, _grid, _draw_seed)
+    functions = _plan, _grid, _draw_seed, _recorded_add, _recorded_embed
+    is_usable: bool = exchange is not None and module.set_up(exchange, *of_torch, *conditions, *functions)
     if is_usable:
         torch_state.use_compiled(module.is_intercepted)
         releases_with(module.forget)

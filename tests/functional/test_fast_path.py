@@ -285,16 +285,10 @@ def test_other_arguments_take_the_general_path(arguments, monkeypatch) -> None:
 @pytest.mark.parametrize("last", [2**63 - 2, 2**63 - 1])
 def test_starts_beyond_int64_take_the_general_path(last, monkeypatch) -> None:
     """With dropout even valid starts: a kernel could refuse them after the seed has been drawn."""
-    start, weight, ids = torch.tensor([last, 0]), torch.randn(20, 8), torch.ones(2, 3, dtype=torch.int64)
     monkeypatch.setattr(functional, "add_call", fail_general)
-    monkeypatch.setattr(functional, "embed_call", fail_general)
-    for call in (
-        lambda: sinpe.add(some(), start=start),
-        lambda: sinpe.add(some(), start=start, dropout=0.5),
-        lambda: sinpe.embed(ids, weight, dropout=0.5),
-    ):
+    for arguments in ({"start": torch.tensor([last, 0])}, {"start": torch.tensor([5, 0]), "dropout": 0.5}):
         with pytest.raises(AssertionError, match="general path taken"):
-            call()
+            sinpe.add(some(), **arguments)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -1066,15 +1060,24 @@ def test_gradient_of_weight_with_the_sequence_first(monkeypatch) -> None:
     assert all(torch.equal(one, fast[0]) for one in (*fast, *general))
 
 
-@pytest.mark.usefixtures("need_cpu_kernels")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("arguments", [{}, {"scale": 16.0}, {"padding_idx": 3}, {"padding_idx": -2, "start": 5}])
-def test_gradient_of_weight(arguments, sparse, dtype, monkeypatch) -> None:
-    """The gradient of torch's own lookup has the bits of ours, -0 and NaN included."""
-    ids, grad = torch.randint(0, 7, (4, 16)), torch.randn(4, 16, 24, dtype=dtype)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"scale": 16.0},
+        {"scale": 0.3, "dropout": 0.3, "seed": 5},
+        {"padding_idx": 3, "dropout": 0.5, "seed": -1},
+        {"padding_idx": -2, "start": 5},
+    ],
+)
+@pytest.mark.parametrize("rows", [4, 5])
+def test_gradient_of_weight(rows, arguments, sparse, dtype, monkeypatch) -> None:
+    """The gradient of torch's own lookup (up to 64 tokens) has the bits of ours, -0 and NaN included."""
+    ids, grad = torch.randint(0, 7, (rows, 16)), torch.randn(rows, 16, 24).to(dtype)
     grad[ids == 1], grad[0, :, 0], grad[1, :, 1] = -0.0, float("nan"), float("inf")
-    weight = torch.nn.Parameter(torch.randn(9, 24, dtype=dtype))
+    weight = torch.nn.Parameter(torch.randn(9, 24).to(dtype))
 
     def both() -> list[torch.Tensor]:
         result = sinpe.embed(ids, weight, sparse=sparse, **arguments)
@@ -1091,6 +1094,8 @@ def test_gradient_of_weight(arguments, sparse, dtype, monkeypatch) -> None:
     for a, b in zip(both(), want, strict=True):
         assert torch.equal(torch.where(a.isnan(), 0, a), torch.where(b.isnan(), 0, b))
         assert torch.equal(a.isnan(), b.isnan()) and torch.equal(torch.signbit(a), torch.signbit(b))
+    if "dropout" in arguments or dtype not in (torch.float32, torch.float64):
+        return
     once = sinpe.embed(ids, weight, sparse=False, **arguments)
     (first,) = torch.autograd.grad((once * once).sum(), weight, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), weight)
@@ -1101,21 +1106,49 @@ def test_gradient_of_weight(arguments, sparse, dtype, monkeypatch) -> None:
     torch.testing.assert_close(second, want)
 
 
-@pytest.mark.usefixtures("need_cpu_kernels")
-@pytest.mark.parametrize(
-    "arguments", [{"scale": 3.0}, {"scale": 0.5}, {"scale": 2048.0}, {"alpha": torch.tensor(0.5, requires_grad=True)}]
-)
-def test_other_gradients_of_weight_take_the_general_path(arguments, monkeypatch) -> None:
-    monkeypatch.setattr(functional, "embed_call", fail_general)
+def test_other_gradients_of_embed_take_the_general_path(monkeypatch) -> None:
     ids, weight = torch.arange(6), torch.nn.Parameter(torch.randn(9, 8))
-    with pytest.raises(AssertionError, match="general path taken"):
-        sinpe.embed(ids, weight, **arguments)
-    for other_ids, other in ((ids, torch.nn.Parameter(torch.randn(9, 8).half())), (torch.zeros(65).long(), weight)):
+    with monkeypatch.context() as patched:
+        patched.setattr(functional, "embed_call", fail_general)
         with pytest.raises(AssertionError, match="general path taken"):
-            sinpe.embed(other_ids, other)
-    monkeypatch.undo()
-    with pytest.raises(IndexError, match="ids"):
-        sinpe.embed(torch.tensor([9]), weight)
+            sinpe.embed(ids, weight, alpha=torch.tensor(0.5, requires_grad=True))
+        with pytest.raises(AssertionError, match="general path taken"):
+            sinpe.embed(ids.reshape(2, 3), weight, seq_dim=0)
+
+
+@pytest.mark.usefixtures("need_cpu_kernels")
+def test_refused_ids_draw_no_seed() -> None:
+    for weight in (torch.randn(9, 8), torch.nn.Parameter(torch.randn(9, 8))):
+        before = torch.get_rng_state()
+        for ids in (torch.tensor([9]), torch.tensor([[0, -1]])):
+            for dropout in (0.0, 0.5):
+                with pytest.raises(IndexError, match="ids"):
+                    sinpe.embed(ids, weight, dropout=dropout)
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("arguments", [{}, {"scale": 3.0, "seed": 5}, {"encoding": "mae2d"}, {"padding_mask": MASK}])
+def test_gradient_with_dropout(arguments, dtype, monkeypatch) -> None:
+    """Recorded as that of an operator, with the seed that is drawn in C."""
+    x = some(dtype).reshape((2, 3, 2, 4) if "encoding" in arguments else (2, 3, 8)).requires_grad_()
+    grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+
+    def run() -> tuple[torch.Tensor, ...]:
+        with torch.random.fork_rng():
+            torch.manual_seed(4)
+            result = sinpe.add(x, dropout=0.5, **arguments)
+            assert not result.is_leaf and result.requires_grad
+            (first,) = torch.autograd.grad(result, x, grad, create_graph=True)
+            (again,) = torch.autograd.grad((result * result).sum(), x, create_graph=True)
+            return result.detach(), first.detach(), torch.autograd.grad(again.sum(), x)[0], torch.rand(2)
+
+    with monkeypatch.context() as patched:
+        disable(patched)
+        want = run()
+    monkeypatch.setattr(functional, "add_call", fail_general)
+    for one, other in zip(run(), want, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_embed_of_damaged_tensors_takes_the_general_path(monkeypatch) -> None:

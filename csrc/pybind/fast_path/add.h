@@ -113,13 +113,15 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (intercepted < 0) return nullptr;
   if (intercepted > 0) Py_RETURN_NONE;
   if (!has_values(object, true) || !(is_new || is_writable(result))) return use_general_path();
-  // The result is then a copy of x, or scale * x, recorded by torch, whose gradient is that of the sum.
-  const bool learns = needs_grad(object), has_scale = PyFloat_AS_DOUBLE(rows.scale) != 1.0;
-  const bool can_learn = is_new && !rows.drops() && !needs_grad(rows);
+  const bool learns = needs_grad(object), can_learn = is_new && !needs_grad(rows);
   if (PyErr_Occurred() != nullptr || (learns && !can_learn)) return use_general_path();
   Tensor x, out;
   const int dtype = dtype_of(object, &x);
-  if (dtype < 0 || (learns && count_elements(x) > kMaxElements) || !are_ready(x)) return use_general_path();
+  if (dtype < 0 || !are_ready(x)) return use_general_path();
+  // A small result is then a copy of x, or scale * x, recorded by torch, whose gradient is that of the sum. Another is
+  // recorded as that of an operator.
+  const bool copies = learns && !rows.drops() && count_elements(x) <= kMaxElements;
+  const bool has_scale = PyFloat_AS_DOUBLE(rows.scale) != 1.0;
   const int32_t rank = x.rank, device = device_of(x);
   const sinpe::Kernels& run = *kernels_of(x);
   PyObject *encoding = at(kEncoding), *layout[kLayoutArguments];
@@ -139,8 +141,8 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const Reference holder{plan.holder != nullptr ? plan.holder : grid.holder};
   if (holder.object == nullptr || (plan.holder == nullptr && grid.words == nullptr)) return use_general_path();
   if (plan.holder == nullptr) extra = grid.extra;
-  if (rows.drops() && extra != 0) return use_general_path();
-  if (learns) {
+  if (extra != 0 && (rows.drops() || (learns && !copies))) return use_general_path();
+  if (copies) {
     if (dtype_of(object, &x) != dtype || !is_within_storage(object, x, count_elements(x))) return use_general_path();
     result = has_scale ? PyNumber_Multiply(object, rows.scale) : PyObject_CallMethodNoArgs(object, names.clone);
   } else {
@@ -185,9 +187,17 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
       return run.add(x.device_id, plan.plan, others, scalars) == SINPE_OK;
     });
   }
-  if (done) return is_new ? result : with_new_version(result);
-  Py_DECREF(result);
-  return use_general_path();
+  if (!done) {
+    Py_DECREF(result);
+    return use_general_path();
+  }
+  if (learns && !copies) {
+    const auto seed = static_cast<long long>(a.dropout.seed);
+    const Reference unrecorded{result};
+    return PyObject_CallFunction(python.recorded_add, "OOLiO", object, result, seed, a.dropout.drop_threshold,
+                                 rows.scale);
+  }
+  return is_new ? result : with_new_version(result);
 }
 
 }  // namespace sinpe_fast_path

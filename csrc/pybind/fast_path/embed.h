@@ -1,6 +1,7 @@
 // `embed`.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/parallel.h"
@@ -50,6 +51,12 @@ inline bool get_padding_row(PyObject* padding_idx, int64_t rows, int64_t* row) {
   return true;
 }
 
+// Whether all ids are rows of weight.
+inline bool are_rows(const Tensor& ids, int64_t rows) {
+  const auto* each = static_cast<const int64_t*>(ids.data);
+  return std::all_of(each, each + count_elements(ids), [rows](int64_t id) { return id >= 0 && id < rows; });
+}
+
 // Whether torch's gradient of scale * weight[ids] has the bits of ours, for a scale that is a power of two: torch
 // multiplies each term by it, not the sum, which is the same unless a product overflows (or denormals are flushed). In
 // 16 bits it would round each partial sum; the sum of more terms is a tree.
@@ -94,30 +101,30 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (intercepted < 0) return nullptr;
   if (intercepted > 0) Py_RETURN_NONE;
   if (!is_readable(at(kIds)) || !has_values(at(kWeight), true)) return use_general_path();
-  // The result is then torch's own scale * weight[ids], whose gradient is that of the sum.
   const bool learns = needs_grad(at(kWeight));
-  const bool can_learn = is_power_of_two(PyFloat_AS_DOUBLE(rows.scale)) && !rows.drops() && !needs_grad(rows);
-  if (PyErr_Occurred() != nullptr || (learns && !can_learn)) return use_general_path();
+  if (PyErr_Occurred() != nullptr || (learns && needs_grad(rows))) return use_general_path();
   Tensor ids, weight, out;
   int64_t padding_row = -1;
   const bool is_sequence_first = is_int(at(kIdSeqDim), 0);
-  const auto is_transposed = [&](const Tensor& t) {  // torch sums a gradient in the order of memory
-    return is_sequence_first && t.rank == 2 && t.sizes[0] > 1 && t.sizes[1] > 1;
+  const auto is_transposed = [&] {  // the order of the ids for the gradient is not that of the memory
+    return is_sequence_first && ids.rank == 2 && ids.sizes[0] > 1 && ids.sizes[1] > 1;
   };
   const auto operands = [&] {
     return describe(at(kIds), &ids) && ids.kind == kInt && ids.bits == 64 && ids.rank > 0 &&
            ids.rank + 1 < SINPE_MAX_RANK && (!is_sequence_first || ids.rank < 3) && count_elements(ids) > 0 &&
            describe(at(kWeight), &weight) && weight.rank == 2 && float_type(weight) >= 0 && weight.sizes[0] > 0 &&
            weight.sizes[1] > 0 && weight.strides[0] >= 0 && (weight.strides[1] == 1 || weight.sizes[1] == 1) &&
-           device_of(weight) == device_of(ids) &&
-           (!learns || (has_gradient_of_torch(weight, ids) && !is_transposed(ids))) &&
+           device_of(weight) == device_of(ids) && !(is_transposed() && (learns || rows.drops())) &&
            get_padding_row(at(kPaddingIdx), weight.sizes[0], &padding_row) &&
            is_within_storage(at(kIds), ids, count_elements(ids)) &&
            is_within_storage(at(kWeight), weight, (weight.sizes[0] - 1) * weight.strides[0] + weight.sizes[1]);
   };
   if (!operands() || !are_ready(ids)) return use_general_path();
   const sinpe::Kernels& run = *kernels_of(ids);
-  if (rows.drops() && (run.reads_values || is_transposed(ids))) Py_RETURN_NONE;  // it may refuse an id
+  // A small result is then torch's own scale * weight[ids], whose gradient is that of the sum. Another is recorded as
+  // that of the operator.
+  const bool copies =
+      learns && !rows.drops() && is_power_of_two(PyFloat_AS_DOUBLE(rows.scale)) && has_gradient_of_torch(weight, ids);
   const int64_t dim = weight.sizes[1];
   const int32_t device = device_of(ids);
   PyObject* encoding = at(kEmbedEncoding);
@@ -127,7 +134,7 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const Reference holder{plan.holder};
   if (holder.object == nullptr || !operands() || count_elements(ids) > run.max_elements / dim)
     return use_general_path();
-  PyObject* result = learns ? recorded_embedding(at(kWeight), at(kIds), padding_row, at(kSparse), at(kWeightScale))
+  PyObject* result = copies ? recorded_embedding(at(kWeight), at(kIds), padding_row, at(kSparse), at(kWeightScale))
                             : new_rows(at(kWeight), ids, dim, nullptr);
   if (result == nullptr) return use_general_path();
   const int dtype = dtype_of(result, &out);
@@ -147,7 +154,9 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
     e.id_strides[2] = is_rows_first ? e.add.sizes[0] : 1;
     e.num_embeddings = weight.sizes[0];
     e.weight_stride = weight.sizes[0] > 1 ? weight.strides[0] : dim;
-    return set_rows(rows, plan.start, out, &e.add, &scalars);
+    // The kernel would refuse an id after the seed has been drawn.
+    const bool is_checked = !rows.drops() || !run.reads_values || are_rows(ids, weight.sizes[0]);
+    return is_checked && set_rows(rows, plan.start, out, &e.add, &scalars);
   };
   bool done = set();
   if (done && rows.drops()) {
@@ -155,9 +164,15 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
     done = set_dropout(rows, device, &dropout) && set();
     e.add.dropout = dropout;
   }
-  if (done && run.embed(ids.device_id, plan.plan, &e, scalars) == SINPE_OK) return result;
-  Py_DECREF(result);
-  return use_general_path();
+  if (!done || run.embed(ids.device_id, plan.plan, &e, scalars) != SINPE_OK) {
+    Py_DECREF(result);
+    return use_general_path();
+  }
+  if (!learns || copies) return result;
+  const auto seed = static_cast<long long>(e.add.dropout.seed), row = static_cast<long long>(padding_row);
+  const Reference unrecorded{result};
+  return PyObject_CallFunction(python.recorded_embed, "OOOLLi", given, result, holder.object, row, seed,
+                               e.add.dropout.drop_threshold);
 }
 
 }  // namespace sinpe_fast_path
