@@ -24,7 +24,8 @@ struct DeviceScalars {
 };
 
 // The functions are those of sinpe.h, on the current stream of device number `device`, and do not throw. All pointers
-// refer to memory of the device, except to the arguments themselves.
+// refer to memory of the device, except to the arguments themselves. is_new: whether the result was allocated for this
+// call.
 struct Kernels {
   int64_t bytes;      // sizeof(Kernels) in the library; a caller built from other sources refuses the table
   bool reads_values;  // whether the functions read positions, ids and alpha before they return, on the calling thread
@@ -36,9 +37,9 @@ struct Kernels {
   sinpe_status (*encode)(int32_t device, const DevicePlan& plan, const void* positions, sinpe_dtype position_dtype,
                          int64_t count, sinpe_dtype dtype, void* out, int64_t row_stride);
   sinpe_status (*add)(int32_t device, const DevicePlan& plan, const sinpe_add_arguments& a,
-                      const DeviceScalars& scalars);
+                      const DeviceScalars& scalars, bool is_new);
   sinpe_status (*add_grid)(int32_t device, const DevicePlan& grid, const void* values, int64_t n_values,
-                           const sinpe_add_arguments& a);
+                           const sinpe_add_arguments& a, bool is_new);
   sinpe_status (*dropout)(int32_t device, const sinpe_add_arguments& a);
   sinpe_status (*embed)(int32_t device, const DevicePlan& plan, sinpe_embed_arguments* e, const DeviceScalars& scalars);
 };

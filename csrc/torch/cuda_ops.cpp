@@ -171,12 +171,10 @@ const sinpe::Kernels kernels{
         return cuda::encode(plan, positions, position_dtype, count, dtype, out, row_stride, stream);
       });
     },
-    [](int32_t device, const sinpe::DevicePlan& plan, const sinpe_add_arguments& a,
-       const sinpe::DeviceScalars& scalars) {
-      return launched(device, [&](cuda::Stream stream) { return cuda::add(plan, a, scalars, stream); });
-    },
+    [](int32_t device, const sinpe::DevicePlan& plan, const sinpe_add_arguments& a, const sinpe::DeviceScalars& scalars,
+       bool) { return launched(device, [&](cuda::Stream stream) { return cuda::add(plan, a, scalars, stream); }); },
     [](int32_t device, const sinpe::DevicePlan& grid, const void* values, int64_t n_values,
-       const sinpe_add_arguments& a) {
+       const sinpe_add_arguments& a, bool) {
       return launched(device,
                       [&](cuda::Stream stream) { return cuda::add_grid(grid, values, n_values, a, {}, stream); });
     },
@@ -205,5 +203,6 @@ STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) {
   m.impl("cuda_kernels", TORCH_BOX(&cuda_kernels));
 #ifdef SINPE_EMULATED
   m.impl("cpu_isa", TORCH_BOX(&cpu_isa));
+  m.impl("cpu_kernels", TORCH_BOX(&cuda_kernels));
 #endif
 }

@@ -163,19 +163,20 @@ def _choose(device_type: str) -> bool:
         answer = _require_compiled(device_type)
     else:
         answer = resolve(device_type).backend == "compiled"
-    if answer and device_type == "cuda":
+    if answer:
         _share_kernels(device_type)
     chosen[device_type] = answer
     return answer
 
 
 def _share_kernels(device_type: str) -> None:
-    """Passes the kernels of the CUDA library to the module _core (`operations/fast_path.py`), if that is built."""
+    """Passes the kernels of a library to the module _core (`operations/fast_path.py`), if that is built."""
     import torch
 
     module: Any = core_module()[0]
     if module is not None:
-        module.set_kernels(DLPACK_DEVICES[device_type], torch.ops.sinpe_ext.cuda_kernels.default())
+        address = getattr(torch.ops.sinpe_ext, f"{device_type}_kernels").default()
+        module.set_kernels(DLPACK_DEVICES[device_type], address)
 
 
 def _require_compiled(device_type: str) -> bool:
@@ -343,7 +344,8 @@ def _define_facts() -> None:
     def define() -> Any:
         library = fragment(OPS)
         library.define("cpu_isa() -> str")
-        library.define("cuda_kernels() -> int")  # address of the functions of csrc/core/kernels.h
+        library.define("cpu_kernels() -> int")  # address of the functions of csrc/core/kernels.h
+        library.define("cuda_kernels() -> int")
         library.define("cuda_arithmetic() -> str")  # of float32 rows on the current device: double or single
         return library
 

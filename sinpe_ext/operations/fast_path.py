@@ -125,7 +125,7 @@ def set_up(module: Any) -> bool:
     )
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     conditions = torch_state.CONDITIONS, torch_state.VARIABLES, torch_state.is_intercepted
-    functions = _plan, _grid, _draw_seed, _recorded_add, _recorded_embed
+    functions = _plan, _grid, _draw_seed, _recorded_add, _recorded_embed, torch.autograd._profiler_enabled  # type: ignore[attr-defined]
     is_usable: bool = exchange is not None and module.set_up(exchange, *of_torch, *conditions, *functions)
     if is_usable:
         torch_state.use_compiled(module.is_intercepted)

@@ -59,12 +59,11 @@ inline bool may_be_grid(PyObject* given, PyObject** layout) {
 }
 
 // Copies scale * x to the extra tokens, the first `extra` rows; `row` is the dimension of rows in `a`.
-inline bool copy_extra_tokens(const Tensor& x, int64_t extra, int row, sinpe_add_arguments a) {
-  const sinpe::Kernels& k = *kernels_of(x);
+inline bool copy_extra_tokens(const sinpe::Kernels& k, int32_t device, int64_t extra, int row, sinpe_add_arguments a) {
   a.sizes[row] = extra;
   if (a.scale == 1.0 && a.out == a.x) return true;
   const bool has_pieces = a.x_strides[row + 1] == 1 || a.sizes[row + 1] == 1;
-  if (a.scale != 1.0 || !has_pieces || !k.reads_values) return k.dropout(x.device_id, a) == SINPE_OK;
+  if (a.scale != 1.0 || !has_pieces || !k.reads_values) return k.dropout(device, a) == SINPE_OK;
   const size_t item = a.dtype == SINPE_FLOAT64 ? 8 : a.dtype == SINPE_FLOAT32 ? 4 : 2;
   const int64_t rows = a.sizes[row] * a.sizes[0] * (row == 2 ? a.sizes[1] : 1), dim = a.sizes[row + 1];
   for (int64_t n = 0; n < rows; ++n) {
@@ -76,7 +75,8 @@ inline bool copy_extra_tokens(const Tensor& x, int64_t extra, int row, sinpe_add
 
 // add behind `extra` rows of extra tokens, which get scale * x only: `add` is called with the arguments for the other rows.
 template <class Add>
-bool add_behind(const Tensor& x, int64_t extra, int row, const sinpe_add_arguments& a, const Add& add) {
+bool add_behind(const sinpe::Kernels& k, int32_t device, int64_t extra, int row, const sinpe_add_arguments& a,
+                const Add& add) {
   if (extra == 0) return add(a);
   const int64_t bytes = a.dtype == SINPE_FLOAT64 ? 8 : a.dtype == SINPE_FLOAT32 ? 4 : 2;
   const int64_t offset = extra * a.x_strides[row] * bytes;
@@ -84,7 +84,8 @@ bool add_behind(const Tensor& x, int64_t extra, int row, const sinpe_add_argumen
   others.sizes[row] -= extra;
   others.x = static_cast<const char*>(a.x) + offset;
   others.out = static_cast<char*>(a.out) + offset;
-  return add(others) && copy_extra_tokens(x, extra, row, a);  // only the first can fail; nothing is written then
+  return add(others) &&
+         copy_extra_tokens(k, device, extra, row, a);  // only the first can fail; nothing is written then
 }
 
 // x as (batch, rows, columns).
@@ -117,13 +118,13 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (PyErr_Occurred() != nullptr || (learns && !can_learn)) return use_general_path();
   Tensor x, out;
   const int dtype = dtype_of(object, &x);
-  if (dtype < 0 || !are_ready(x)) return use_general_path();
+  if (dtype < 0 || !are_ready(x, count_elements(x))) return use_general_path();
   // A small result is then a copy of x, or scale * x, recorded by torch, whose gradient is that of the sum. Another is
   // recorded as that of an operator.
   const bool copies = learns && !rows.drops() && count_elements(x) <= kMaxElements;
   const bool has_scale = PyFloat_AS_DOUBLE(rows.scale) != 1.0;
   const int32_t rank = x.rank, device = device_of(x);
-  const sinpe::Kernels& run = *kernels_of(x);
+  const sinpe::Kernels& run = kernels_for(x, count_elements(x));
   PyObject *encoding = at(kEncoding), *layout[kLayoutArguments];
   int64_t dim = x.sizes[rank - 1], extra;
   bool is_sequence_first;
@@ -158,7 +159,8 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
     const int64_t elements = count_elements(x), distance = static_cast<char*>(out.data) - static_cast<char*>(x.data);
     const int64_t bytes = elements * (x.bits / 8);
     if (!is_for_x || !are_alike(x, out) || (distance != 0 && distance < bytes && distance > -bytes) ||
-        !is_within_storage(object, x, elements) || (!is_new && !is_within_storage(result, out, elements)))
+        !is_within_storage(object, x, elements) || (!is_new && !is_within_storage(result, out, elements)) ||
+        &kernels_for(x, elements) != &run)
       return false;
     a = arguments_of(x, out, dtype, plan.holder != nullptr && is_sequence_first);
     if (plan.holder == nullptr) {
@@ -177,16 +179,19 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
     done = set_dropout(rows, device, &dropout) && set();
     a.dropout = dropout;
   }
-  if (done && plan.holder == nullptr) {
-    done = add_behind(x, extra, 1, a, [&](const sinpe_add_arguments& points) {
-      const sinpe::DevicePlan packed{grid.words, grid.n_words, points.sizes[2]};
-      return run.add_grid(x.device_id, packed, grid.values, grid.n_values, points) == SINPE_OK;
-    });
-  } else if (done) {
-    done = add_behind(x, extra, 2, a, [&](const sinpe_add_arguments& others) {
-      return run.add(x.device_id, plan.plan, others, scalars) == SINPE_OK;
-    });
-  }
+  const bool is_fresh_memory = is_new && !copies;
+  done =
+      done && run_kernels(run, [&] {
+        if (plan.holder == nullptr) {
+          return add_behind(run, x.device_id, extra, 1, a, [&](const sinpe_add_arguments& points) {
+            const sinpe::DevicePlan packed{grid.words, grid.n_words, points.sizes[2]};
+            return run.add_grid(x.device_id, packed, grid.values, grid.n_values, points, is_fresh_memory) == SINPE_OK;
+          });
+        }
+        return add_behind(run, x.device_id, extra, 2, a, [&](const sinpe_add_arguments& others) {
+          return run.add(x.device_id, plan.plan, others, scalars, is_fresh_memory) == SINPE_OK;
+        });
+      });
   if (!done) {
     Py_DECREF(result);
     return use_general_path();

@@ -119,21 +119,21 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
            is_within_storage(at(kIds), ids, count_elements(ids)) &&
            is_within_storage(at(kWeight), weight, (weight.sizes[0] - 1) * weight.strides[0] + weight.sizes[1]);
   };
-  if (!operands() || !are_ready(ids)) return use_general_path();
-  const sinpe::Kernels& run = *kernels_of(ids);
+  if (!operands()) return use_general_path();
+  const int64_t tokens = count_elements(ids), dim = weight.sizes[1];
+  if (tokens > kernels_of(ids)->max_elements / dim || !are_ready(ids, tokens * dim)) return use_general_path();
+  const sinpe::Kernels& run = kernels_for(ids, tokens * dim);
   // A small result is then torch's own scale * weight[ids], whose gradient is that of the sum. Another is recorded as
   // that of the operator.
   const bool copies =
       learns && !rows.drops() && is_power_of_two(PyFloat_AS_DOUBLE(rows.scale)) && has_gradient_of_torch(weight, ids);
-  const int64_t dim = weight.sizes[1];
   const int32_t device = device_of(ids);
   PyObject* encoding = at(kEmbedEncoding);
   int64_t plan_dim = dim;
   if (!resolve_int(&encoding, &plan_dim)) Py_RETURN_NONE;
   const Plan plan = find_plan(encoding, dim, device);
   const Reference holder{plan.holder};
-  if (holder.object == nullptr || !operands() || count_elements(ids) > run.max_elements / dim)
-    return use_general_path();
+  if (holder.object == nullptr) return use_general_path();
   PyObject* result = copies ? recorded_embedding(at(kWeight), at(kIds), padding_row, at(kSparse), at(kWeightScale))
                             : new_rows(at(kWeight), ids, dim, nullptr);
   if (result == nullptr) return use_general_path();
@@ -143,7 +143,7 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
   // Sets the arguments. The operands are described again, because other threads may have run in between.
   const auto set = [&] {
     if (dtype < 0 || !operands() || float_type(weight) != dtype || weight.sizes[1] != dim || device_of(ids) != device ||
-        device_of(out) != device || count_elements(ids) * dim != count_elements(out))
+        device_of(out) != device || count_elements(ids) != tokens || tokens * dim != count_elements(out))
       return false;
     const bool is_rows_first = is_sequence_first && ids.rank == 2;
     e.add = arguments_of(out, out, dtype, is_rows_first);
@@ -164,7 +164,8 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
     done = set_dropout(rows, device, &dropout) && set();
     e.add.dropout = dropout;
   }
-  if (!done || run.embed(ids.device_id, plan.plan, &e, scalars) != SINPE_OK) {
+  done = done && run_kernels(run, [&] { return run.embed(ids.device_id, plan.plan, &e, scalars) == SINPE_OK; });
+  if (!done) {
     Py_DECREF(result);
     return use_general_path();
   }

@@ -38,22 +38,22 @@ inline PyObject* encode(PyObject*, PyObject* const* items, Py_ssize_t count) {
     return describe(object, &t) && t.rank > 0 && t.rank + 1 < SINPE_MAX_RANK && count_elements(t) > 0 &&
            is_position(t, &type);
   };
-  if (!positions() || !are_ready(t)) Py_RETURN_NONE;
+  if (!positions() || !are_ready(t, 0)) return use_general_path();
   const int32_t device = device_of(t);
   const Plan plan = find_plan(encoding, given_dim, device);
   const Reference holder{plan.holder};
   if (holder.object == nullptr) return use_general_path();
   const int64_t dim = plan.plan.dim;
   // Described again, here and below, because other threads may have run in between.
-  if (!positions() || count_elements(t) > kernels_of(t)->max_elements / 2 / dim) Py_RETURN_NONE;
+  if (!positions() || count_elements(t) > most_rows(t) / 2 / dim) Py_RETURN_NONE;
   PyObject* result = new_rows(object, t, dim, items[2]);
   sinpe_dtype type;
   const int dtype = result == nullptr ? -1 : dtype_of(result, &out);
   const bool done = dtype >= 0 && positions() && is_position(t, &type) && device_of(t) == device &&
                     device_of(out) == device && is_within_storage(object, t, count_elements(t)) &&
                     count_elements(out) == count_elements(t) * dim &&
-                    kernels_of(t)->encode(t.device_id, plan.plan, t.data, type, count_elements(t),
-                                          static_cast<sinpe_dtype>(dtype), out.data, dim) == SINPE_OK;
+                    kernels_for(t, 0).encode(t.device_id, plan.plan, t.data, type, count_elements(t),
+                                             static_cast<sinpe_dtype>(dtype), out.data, dim) == SINPE_OK;
   if (done) return result;
   Py_XDECREF(result);
   return use_general_path();
@@ -108,11 +108,11 @@ inline PyObject* table(PyObject*, PyObject* const* items, Py_ssize_t count) {
   }
   // A new result is on another device than the plan if that is the default device.
   const int dtype = result == nullptr ? -1 : dtype_of(result, &out);
-  const bool done =
-      dtype >= 0 && device_of(out) == plan.device && are_ready(out) && out.rank == 2 && out.sizes[0] == length &&
-      out.sizes[1] == dim && (is_new || is_within_storage(result, out, length * dim)) &&
-      kernels_of(out)->table(out.device_id, plan.plan, start, length, static_cast<sinpe_dtype>(dtype), out.data, dim) ==
-          SINPE_OK;
+  const bool done = dtype >= 0 && device_of(out) == plan.device && are_ready(out, 0) &&
+                    length <= most_rows(out) / dim && out.rank == 2 && out.sizes[0] == length && out.sizes[1] == dim &&
+                    (is_new || is_within_storage(result, out, length * dim)) &&
+                    kernels_for(out, 0).table(out.device_id, plan.plan, start, length, static_cast<sinpe_dtype>(dtype),
+                                              out.data, dim) == SINPE_OK;
   if (done) return is_new ? result : with_new_version(result);
   Py_XDECREF(result);
   return use_general_path();

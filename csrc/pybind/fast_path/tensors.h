@@ -8,10 +8,11 @@
 
 namespace sinpe_fast_path {
 
-// For more elements on the CPU, a second thread and the operator are faster; for `encode`, which computes every row on its
-// own, from half as many on. On any device, a copy of more elements for autograd takes longer than a call of the operator.
+// The largest result on the CPU for which one thread is fastest; for `encode`, which computes every row on its own, half as
+// many elements. On any device, a copy of more elements for autograd takes longer than a call of Python.
 constexpr int64_t kMaxElements = 1 << 16;
 
+// The kernels of this module, which have no threads of torch.
 constexpr sinpe::Kernels kCpuKernels{
     sizeof(sinpe::Kernels),
     true,
@@ -23,12 +24,11 @@ constexpr sinpe::Kernels kCpuKernels{
        sinpe_dtype dtype, void* out, int64_t row_stride) {
       return sinpe_encode(plan.packed, plan.n_words, positions, position_dtype, count, dtype, out, row_stride);
     },
-    [](int32_t, const sinpe::DevicePlan& plan, const sinpe_add_arguments& a, const sinpe::DeviceScalars&) {
+    [](int32_t, const sinpe::DevicePlan& plan, const sinpe_add_arguments& a, const sinpe::DeviceScalars&, bool) {
       return sinpe_add(plan.packed, plan.n_words, &a);
     },
-    [](int32_t, const sinpe::DevicePlan& grid, const void* values, int64_t n_values, const sinpe_add_arguments& a) {
-      return sinpe_add_grid(grid.packed, grid.n_words, values, n_values, &a);
-    },
+    [](int32_t, const sinpe::DevicePlan& grid, const void* values, int64_t n_values, const sinpe_add_arguments& a,
+       bool) { return sinpe_add_grid(grid.packed, grid.n_words, values, n_values, &a); },
     [](int32_t, const sinpe_add_arguments& a) { return sinpe_dropout(&a); },
     [](int32_t, const sinpe::DevicePlan& plan, sinpe_embed_arguments* e, const sinpe::DeviceScalars&) {
       return sinpe_embed(plan.packed, plan.n_words, e);
@@ -39,6 +39,25 @@ constexpr sinpe::Kernels kCpuKernels{
 inline const sinpe::Kernels* kernels[] = {nullptr, &kCpuKernels, nullptr};
 inline const sinpe::Kernels* kernels_of(const Tensor& t) {
   return t.device_type == kCpu || t.device_type == kCuda ? kernels[t.device_type] : nullptr;
+}
+// The kernels for a result with this number of elements.
+inline const sinpe::Kernels& kernels_for(const Tensor& t, int64_t elements) {
+  const sinpe::Kernels& k = *kernels_of(t);
+  return k.reads_values && elements <= kMaxElements ? kCpuKernels : k;
+}
+// The number of elements up to which `table` and `encode` are supported.
+inline int64_t most_rows(const Tensor& t) {
+  const sinpe::Kernels& k = *kernels_of(t);
+  return k.reads_values ? kMaxElements : k.max_elements;
+}
+// Calls f without Python's lock if other threads should not have to wait for it.
+template <class F>
+bool run_kernels(const sinpe::Kernels& k, const F& f) {
+  if (!k.reads_values || &k == &kCpuKernels) return f();
+  PyThreadState* state = PyEval_SaveThread();
+  const bool done = f();
+  PyEval_RestoreThread(state);
+  return done;
 }
 // Number of a CUDA device; -1 for the CPU.
 inline int32_t device_of(const Tensor& t) { return t.device_type == kCpu ? -1 : t.device_id; }
@@ -66,15 +85,6 @@ inline bool describe(PyObject* object, Tensor* t) {
   return kernels_of(*t) != nullptr && t->data != nullptr && t->lanes == 1 && t->byte_offset == 0;
 }
 
-// Whether the kernels of the tensor's device may be called now. Only the general path checks values in the memory of a
-// device (SINPE_EXT_CHECK).
-inline bool are_ready(const Tensor& t) {
-  const sinpe::Kernels& k = *kernels_of(t);
-  if (k.reads_values) return true;
-  const char* check = std::getenv("SINPE_EXT_CHECK");
-  return (check == nullptr || *check == 0 || std::strcmp(check, "0") == 0) && k.is_ready(t.device_id);
-}
-
 // The number of elements of a contiguous tensor; -1 if it is empty, not contiguous or has more than its device's
 // max_elements.
 inline int64_t count_elements(const Tensor& t) {
@@ -87,6 +97,18 @@ inline int64_t count_elements(const Tensor& t) {
     if (elements > most) return -1;
   }
   return elements;
+}
+
+// Whether kernels of the tensor's device may be called now for a result with this number of elements. A profiler sees the
+// general path, except of calls so short that it would measure itself. Only the general path checks values in the memory
+// of a device (SINPE_EXT_CHECK).
+inline bool are_ready(const Tensor& t, int64_t elements) {
+  const sinpe::Kernels& k = kernels_for(t, elements);
+  if (&k == &kCpuKernels) return true;
+  if (!is(PyObject_CallNoArgs(python.is_profiled), Py_False)) return false;
+  if (k.reads_values) return true;
+  const char* check = std::getenv("SINPE_EXT_CHECK");
+  return (check == nullptr || *check == 0 || std::strcmp(check, "0") == 0) && k.is_ready(t.device_id);
 }
 
 // The sinpe_dtype of a floating-point tensor; -1 for any other.

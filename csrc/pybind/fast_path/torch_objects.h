@@ -34,7 +34,8 @@ inline const Exchange* exchange = nullptr;
 struct PythonObjects {
   PyObject *tensor, *empty_like, *is_lazy, *is_grad_enabled, *is_inference_mode, *increment_version;
   PyObject *parameter, *empty, *float32, *embedding, *grid_encoding;
-  PyObject *conditions, *variables, *is_intercepted, *plan_of, *grid_of, *draw_seed, *recorded_add, *recorded_embed;
+  PyObject *conditions, *variables, *is_intercepted, *plan_of, *grid_of, *draw_seed, *recorded_add, *recorded_embed,
+      *is_profiled;
 };
 inline PythonObjects python{};
 
@@ -47,12 +48,12 @@ inline Names names{};
 
 // set_up(exchange, *objects): a capsule with DLPack's exchange functions, then the fields of PythonObjects: torch.Tensor,
 // functions, types and a dtype of torch, and from sinpe_ext the conditions under which calls are intercepted, and the
-// functions that return the plan of an encoding, the grid of a call, a seed, and a result recorded for autograd. Returns
-// whether the exchange functions can be used.
+// functions that return the plan of an encoding, the grid of a call, a seed, a result recorded for autograd, and whether
+// torch's profiler is active. Returns whether the exchange functions can be used.
 inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
   constexpr Py_ssize_t kObjects = sizeof(PythonObjects) / sizeof(PyObject*);
   if (count != 1 + kObjects || !PyTuple_Check(items[12]) || !PyTuple_Check(items[13])) {
-    PyErr_SetString(PyExc_TypeError, "set_up: expected DLPack's exchange functions in a capsule, and nineteen objects");
+    PyErr_SetString(PyExc_TypeError, "set_up: expected DLPack's exchange functions in a capsule, and twenty objects");
     return nullptr;
   }
   if (exchange != nullptr) Py_RETURN_TRUE;
@@ -66,8 +67,9 @@ inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
            PyUnicode_InternFromString("clone"),           Py_BuildValue("(s)", "dtype")};
   if (PyErr_Occurred() != nullptr) return nullptr;
   for (Py_ssize_t k = 1; k <= kObjects; ++k) Py_INCREF(items[k]);
-  python = {items[1],  items[2],  items[3],  items[4],  items[5],  items[6],  items[7],  items[8],  items[9], items[10],
-            items[11], items[12], items[13], items[14], items[15], items[16], items[17], items[18], items[19]};
+  python = {items[1],  items[2],  items[3],  items[4],  items[5],  items[6],  items[7],
+            items[8],  items[9],  items[10], items[11], items[12], items[13], items[14],
+            items[15], items[16], items[17], items[18], items[19], items[20]};
   exchange = offered;
   Py_RETURN_TRUE;
 }
