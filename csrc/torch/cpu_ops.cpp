@@ -115,14 +115,11 @@ const sinpe::Kernels kernels{
     },
 };
 
-int64_t cpu_kernels() { return static_cast<int64_t>(reinterpret_cast<intptr_t>(&kernels)); }
-
 std::string cpu_isa() { return sinpe_isa(); }
 
 }  // namespace
 
+extern "C" SINPE_API const sinpe::Kernels* sinpe_kernels() { return &kernels; }
+
 STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CPU, m) { Operators<Call>::implement(m); }
-STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) {
-  m.impl("cpu_isa", TORCH_BOX(&cpu_isa));
-  m.impl("cpu_kernels", TORCH_BOX(&cpu_kernels));
-}
+STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) { m.impl("cpu_isa", TORCH_BOX(&cpu_isa)); }

@@ -186,8 +186,6 @@ const sinpe::Kernels kernels{
     },
 };
 
-int64_t cuda_kernels() { return static_cast<int64_t>(reinterpret_cast<intptr_t>(&kernels)); }
-
 std::string cuda_arithmetic() { return cuda::arithmetic(); }
 
 #ifdef SINPE_EMULATED
@@ -196,13 +194,13 @@ std::string cpu_isa() { return "emulated"; }
 
 }  // namespace
 
+extern "C" SINPE_API const sinpe::Kernels* sinpe_kernels() { return &kernels; }
+
 STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, SINPE_CUDA_KEY, m) { Operators<Call>::implement(m); }
 
 STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) {
   m.impl("cuda_arithmetic", TORCH_BOX(&cuda_arithmetic));
-  m.impl("cuda_kernels", TORCH_BOX(&cuda_kernels));
 #ifdef SINPE_EMULATED
   m.impl("cpu_isa", TORCH_BOX(&cpu_isa));
-  m.impl("cpu_kernels", TORCH_BOX(&cuda_kernels));
 #endif
 }

@@ -6,6 +6,7 @@ Order: ``use_backend`` or SINPE_EXT_BACKEND, then the library built at install t
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
@@ -163,20 +164,8 @@ def _choose(device_type: str) -> bool:
         answer = _require_compiled(device_type)
     else:
         answer = resolve(device_type).backend == "compiled"
-    if answer:
-        _share_kernels(device_type)
     chosen[device_type] = answer
     return answer
-
-
-def _share_kernels(device_type: str) -> None:
-    """Passes the kernels of a library to the module _core (`operations/fast_path.py`), if that is built."""
-    import torch
-
-    module: Any = core_module()[0]
-    if module is not None:
-        address = getattr(torch.ops.sinpe_ext, f"{device_type}_kernels").default()
-        module.set_kernels(DLPACK_DEVICES[device_type], address)
 
 
 def _require_compiled(device_type: str) -> bool:
@@ -201,7 +190,6 @@ def emulate() -> DeviceBackend:
         path, facts = jit.library("emulated", _load_library)
         reason = "the CUDA kernels, compiled as C++"
         _backends["cpu"] = DeviceBackend("cpu", "compiled", reason, "emulated", str(path), build=facts)
-        _share_kernels("cpu")
     if _backends["cpu"].how != "emulated":
         raise BuildUnavailable("the CPU library is loaded already", "emulate before any call of sinpe_ext")
     return _backends["cpu"]
@@ -336,6 +324,16 @@ def _load_library(path: Path, device: str = "cpu") -> None:
     key = DISPATCH_KEYS[device]
     if has_kernel is not None and not has_kernel(f"{OPS}::table", key):
         raise BuildUnavailable(f"{path} loads, but holds no {key} kernel for {OPS}::table", "reinstall sinpe_ext")
+    _share_kernels(path, device)
+
+
+def _share_kernels(path: Path, device: str) -> None:
+    """Passes a loaded library's table of functions (csrc/core/kernels.h) to the module _core, if that is built."""
+    module: Any = core_module()[0]
+    table = getattr(ctypes.CDLL(str(path)), "sinpe_kernels", None)  # not an operator, which a tracer would record
+    if module is not None and table is not None:
+        table.restype = ctypes.c_void_p
+        module.set_kernels(DLPACK_DEVICES[device], table())
 
 
 def _define_facts() -> None:
@@ -344,8 +342,6 @@ def _define_facts() -> None:
     def define() -> Any:
         library = fragment(OPS)
         library.define("cpu_isa() -> str")
-        library.define("cpu_kernels() -> int")  # address of the functions of csrc/core/kernels.h
-        library.define("cuda_kernels() -> int")
         library.define("cuda_arithmetic() -> str")  # of float32 rows on the current device: double or single
         return library
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,9 +15,9 @@ from ..device_constants import is_capturing
 from ..encodings.values import INT64_MAX
 from ..operator import Derivative, Operator, Size, one_by_one
 from ..reference import apply
-from ..torch_state import NOT_INTERCEPTED
 
 _CPU = torch.device("cpu")
+_drawing = threading.Lock()
 
 
 class Dropout(NamedTuple):
@@ -86,8 +87,10 @@ def seed_tensor(seed: Any, device: torch.device) -> Tensor:
 
 def _can_draw_on_host(device: torch.device) -> bool:
     """Whether a seed for a CUDA device can be drawn without a kernel: not while a CUDA graph is captured, whose replays
-    draw anew, nor under a mode or transform."""
-    return torch_state.read() is NOT_INTERCEPTED and not is_capturing(device)
+    draw anew, nor by a tracer or transform. Dispatch modes do not change it: activation checkpointing repeats a call
+    without those that were active."""
+    state = torch_state.read()
+    return not (state.must_decompose or state.functorch or state.fake) and not is_capturing(device)
 
 
 def draw(device: torch.device) -> int:
@@ -101,8 +104,9 @@ def draw(device: torch.device) -> int:
 def _drawn(generator: torch.Generator) -> int:
     """A seed from the seed and offset of a CUDA generator, whose offset is advanced as by one of torch's kernels: the
     number of SplitMix64 (Steele, Lea and Flood, 2014) at that offset, without its last bit."""
-    offset = generator.get_offset()
-    generator.set_offset(offset + 4)  # kernels advance it by multiples of 4, too
+    with _drawing:  # of other threads here; a kernel of torch that draws in between is not excluded
+        offset = generator.get_offset()
+        generator.set_offset(offset + 4)  # kernels advance it by multiples of 4, too
     bits = (generator.initial_seed() + (offset // 4 + 1) * 0x9E3779B97F4A7C15) % 2**64
     bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     bits = (bits ^ bits >> 27) * 0x94D049BB133111EB % 2**64
@@ -126,7 +130,7 @@ class DrawSeed(NamedTuple):
 Operator(
     "draw_seed",
     DrawSeed,
-    reference=lambda d: seed_tensor(None, d.like.device),
+    reference=lambda d: torch.randint(INT64_MAX, (), dtype=torch.int64, device=d.like.device),
     fake=lambda d: d.like.new_empty((), dtype=torch.int64),
     tags=(torch.Tag.nondeterministic_seeded,),
 )

@@ -101,8 +101,10 @@ def _grid(given: tuple[Any, ...]) -> tuple[Any, ...] | None:
         whole = GridEncoding((grid_rows.zero_encoding(form.points),))
         packed = grid_rows.pack_grid(whole, (dim,), False, x.device)
     else:
-        rows = grid_rows.values(call.grid, lengths, call.starts, acc, x.device, None, by_channels)
+        values = call.grid, lengths, call.starts, acc, x.device, None, by_channels
+        rows = grid_rows.values(*values)
         packed = grid_rows.pack_grid(call.grid, lengths, by_channels, x.device)
+        rows = grid_rows.values(*values)  # again: on CUDA the second constant may have displaced the first in the cache
     operands = packed.data_ptr(), packed.numel(), rows.data_ptr(), rows.numel()
     return (packed, rows), *operands, tuple(view.shape), view.stride(), form.extra
 

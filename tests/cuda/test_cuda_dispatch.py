@@ -189,6 +189,7 @@ def as_if(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(grid_rows, "on_device", on_device)
         monkeypatch.setattr(torch_state, "read", lambda: torch_state.TorchState(traced=True))
         monkeypatch.setattr(torch_state, "unreadable", lambda value: False)
+        monkeypatch.setattr(dropout, "_can_draw_on_host", lambda device: False)
         monkeypatch.setattr(loader, "choices", loader.Choices(cuda=True, cpu=True))
         yield
 
@@ -329,6 +330,24 @@ def test_seeds_of_a_cuda_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dropout.draw(torch.device("cuda", 1)) == published[1] >> 1
     seeds = {dropout._drawn(CudaGenerator(seed, 4 * n)) for seed in (0, 1, 2**64 - 1) for n in range(1000)}
     assert len(seeds) == 3000 and min(seeds) >= 0 and max(seeds) < 2**63
+
+
+@pytest.mark.parametrize(
+    "state, may_draw",
+    [
+        (torch_state.NOT_INTERCEPTED, True),
+        (torch_state.TorchState(traced=True), True),  # a dispatch mode, such as torch's counter of operations
+        (torch_state.TorchState(traced=True, fake=True), False),
+        (torch_state.TorchState(traced=True, fx_tracing=True, must_decompose=True), False),
+        (torch_state.TorchState(functorch=True, traced=True), False),
+    ],
+)
+def test_where_a_seed_is_drawn(state: torch_state.TorchState, may_draw: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not depending on dispatch modes: a checkpoint repeats the forward pass without those that were active."""
+    monkeypatch.setattr(torch_state, "read", lambda: state)
+    for capturing in (False, True):
+        monkeypatch.setattr(dropout, "is_capturing", lambda device, capturing=capturing: capturing)
+        assert dropout._can_draw_on_host(torch.device("cuda", 0)) == (may_draw and not capturing)
 
 
 def test_graph_has_no_cpu_tensor(as_if: None, monkeypatch: pytest.MonkeyPatch) -> None:

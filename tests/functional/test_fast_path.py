@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
+import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -952,6 +955,76 @@ def test_sizes_around_the_limit(shape, monkeypatch) -> None:
     want = add_general(x, monkeypatch)
     assert torch.equal(sinpe.add(x), want) and torch.equal(sinpe.add(x, PE, out=torch.full_like(x, torch.nan)), want)
     assert torch.equal(sinpe.add(x.mT.contiguous().mT), want)
+
+
+class Kernels(ctypes.Structure):
+    """csrc/core/kernels.h."""
+
+    _fields_ = (
+        ("bytes", ctypes.c_int64),
+        ("reads_values", ctypes.c_bool),
+        ("max_elements", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("is_ready", "table", "encode", "add", "add_grid", "dropout", "embed")),
+    )
+
+
+LAUNCH_FAILED = 6
+FAIL = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: LAUNCH_FAILED)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Makes a function of the table of the loaded library fail."""
+    table = ctypes.CDLL(loader.resolve("cpu").library).sinpe_kernels
+    table.restype = ctypes.POINTER(Kernels)
+    module, original, copies = loader.fast_path_module(), table(), []
+
+    def fail(name: str) -> None:
+        copy = Kernels.from_buffer_copy(original.contents)
+        setattr(copy, name, ctypes.cast(FAIL, ctypes.c_void_p))
+        copies.append(copy)
+        module.set_kernels(1, ctypes.addressof(copy))
+
+    yield fail
+    module.set_kernels(1, ctypes.addressof(original.contents))
+
+
+def test_launch_that_fails_after_another_raises(failing) -> None:
+    """The general path would scale x and add the encoding a second time."""
+    x = torch.ones(1, 9000, 8)
+    failing("dropout")
+    with pytest.raises(RuntimeError, match="a kernel could not be launched"):
+        sinpe.add_(x, PE, extra_tokens=2, scale=2.0)
+    assert torch.equal(x[0, 2:], 2 + sinpe.table(8998, PE)) and torch.equal(x[0, :2], torch.ones(2, 8))
+
+
+def test_launch_that_fails_first_takes_the_general_path(failing) -> None:
+    x = torch.ones(1, 9000, 8)
+    want = sinpe.add(x, PE)
+    failing("add")
+    assert torch.equal(sinpe.add(x, PE), want) and torch.equal(sinpe.add_(x, PE), want)
+
+
+def test_table_of_other_sources_is_refused(failing) -> None:
+    x = torch.ones(1, 9000, 8)
+    want, other = sinpe.add(x, PE), Kernels(bytes=8)
+    loader.fast_path_module().set_kernels(1, ctypes.addressof(other))
+    assert torch.equal(sinpe.add(x, PE), want)
+
+
+def test_large_calls_let_other_threads_run() -> None:
+    """Without Python's lock. They are on torch's threads, and a profiler sees their operators."""
+    x, ran = torch.ones(64, 4096, 256), []
+    thread = threading.Thread(target=lambda: [ran.append(time.perf_counter()) or time.sleep(0) for _ in range(20000)])
+    thread.start()
+    begin = time.perf_counter()
+    sinpe.add_(x)
+    end = time.perf_counter()
+    thread.join()
+    assert any(begin < at < end for at in ran)
+    with torch.profiler.profile() as profiler:
+        sinpe.add(x[:1])
+    assert any("sinpe_ext::add" in event.key for event in profiler.key_averages())
 
 
 def test_layer_in_eval_takes_the_fast_path(monkeypatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from children import library_environment, run
 from test_compile import EVERY_BACKEND, needs_aoti_dtypes, needs_inductor
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -252,3 +253,20 @@ def test_model_compiles_to_one_graph(compiler: str) -> None:
         for size in SIZES:
             assert torch.equal(compiled(*arguments(*size)), model(*arguments(*size)))
     assert counter.frame_count == made_first
+
+
+FIRST_USE = """
+import torch, sinpe_ext as sinpe
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return sinpe.add(x, dropout=0.5, seed=3) + sinpe.table(3, 8)
+graph = torch.export.export(Model(), (torch.zeros(2, 3, 8),)).graph
+names = {str(node.target) for node in graph.nodes if str(node.target).startswith("sinpe_ext")}
+assert names <= {"sinpe_ext.add.default", "sinpe_ext.table.default"}, names
+"""
+
+
+@pytest.mark.processes
+def test_loading_a_library_leaves_nothing_in_a_graph() -> None:
+    """The first use of the kernels in a process is while torch.export traces."""
+    run(FIRST_USE, env=library_environment())

@@ -74,9 +74,10 @@ inline bool copy_extra_tokens(const sinpe::Kernels& k, int32_t device, int64_t e
 }
 
 // add behind `extra` rows of extra tokens, which get scale * x only: `add` is called with the arguments for the other rows.
+// *has_begun: whether something may have been written.
 template <class Add>
 bool add_behind(const sinpe::Kernels& k, int32_t device, int64_t extra, int row, const sinpe_add_arguments& a,
-                const Add& add) {
+                bool* has_begun, const Add& add) {
   if (extra == 0) return add(a);
   const int64_t bytes = a.dtype == SINPE_FLOAT64 ? 8 : a.dtype == SINPE_FLOAT32 ? 4 : 2;
   const int64_t offset = extra * a.x_strides[row] * bytes;
@@ -84,8 +85,8 @@ bool add_behind(const sinpe::Kernels& k, int32_t device, int64_t extra, int row,
   others.sizes[row] -= extra;
   others.x = static_cast<const char*>(a.x) + offset;
   others.out = static_cast<char*>(a.out) + offset;
-  return add(others) &&
-         copy_extra_tokens(k, device, extra, row, a);  // only the first can fail; nothing is written then
+  *has_begun = add(others);  // nothing is written if it fails
+  return *has_begun && copy_extra_tokens(k, device, extra, row, a);
 }
 
 // x as (batch, rows, columns).
@@ -179,20 +180,22 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
     done = set_dropout(rows, device, &dropout) && set();
     a.dropout = dropout;
   }
-  const bool is_fresh_memory = is_new && !copies;
+  const bool is_fresh_memory = is_new && !copies, is_final = done && rows.drops() && !run.reads_values;
+  bool has_begun = false;
   done =
       done && run_kernels(run, [&] {
         if (plan.holder == nullptr) {
-          return add_behind(run, x.device_id, extra, 1, a, [&](const sinpe_add_arguments& points) {
+          return add_behind(run, x.device_id, extra, 1, a, &has_begun, [&](const sinpe_add_arguments& points) {
             const sinpe::DevicePlan packed{grid.words, grid.n_words, points.sizes[2]};
             return run.add_grid(x.device_id, packed, grid.values, grid.n_values, points, is_fresh_memory) == SINPE_OK;
           });
         }
-        return add_behind(run, x.device_id, extra, 2, a, [&](const sinpe_add_arguments& others) {
+        return add_behind(run, x.device_id, extra, 2, a, &has_begun, [&](const sinpe_add_arguments& others) {
           return run.add(x.device_id, plan.plan, others, scalars, is_fresh_memory) == SINPE_OK;
         });
       });
   if (!done) {
+    if (has_begun || is_final) raise_launch_failure();  // the general path would add, or draw a seed, a second time
     Py_DECREF(result);
     return use_general_path();
   }

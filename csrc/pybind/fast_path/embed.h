@@ -164,8 +164,10 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
     done = set_dropout(rows, device, &dropout) && set();
     e.add.dropout = dropout;
   }
+  const bool is_final = done && rows.drops() && !run.reads_values;
   done = done && run_kernels(run, [&] { return run.embed(ids.device_id, plan.plan, &e, scalars) == SINPE_OK; });
   if (!done) {
+    if (is_final) raise_launch_failure();  // the general path would draw a seed a second time
     Py_DECREF(result);
     return use_general_path();
   }

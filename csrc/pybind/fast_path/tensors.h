@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "core/kernels.h"
+#include "core/status.h"
 #include "pybind/fast_path/torch_objects.h"
 
 namespace sinpe_fast_path {
@@ -58,6 +59,9 @@ bool run_kernels(const sinpe::Kernels& k, const F& f) {
   const bool done = f();
   PyEval_RestoreThread(state);
   return done;
+}
+inline void raise_launch_failure() {
+  if (PyErr_Occurred() == nullptr) PyErr_SetString(PyExc_RuntimeError, sinpe::status_text(SINPE_LAUNCH_FAILED));
 }
 // Number of a CUDA device; -1 for the CPU.
 inline int32_t device_of(const Tensor& t) { return t.device_type == kCpu ? -1 : t.device_id; }
