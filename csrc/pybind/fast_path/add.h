@@ -119,13 +119,14 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (PyErr_Occurred() != nullptr || (learns && !can_learn)) return use_general_path();
   Tensor x, out;
   const int dtype = dtype_of(object, &x);
-  if (dtype < 0 || !are_ready(x, count_elements(x))) return use_general_path();
+  const int64_t elements = dtype < 0 ? 0 : count_elements(x);
+  if (dtype < 0 || !are_ready(x, elements)) return use_general_path();
   // A small result is then a copy of x, or scale * x, recorded by torch, whose gradient is that of the sum. Another is
   // recorded as that of an operator.
-  const bool copies = learns && !rows.drops() && count_elements(x) <= kMaxElements;
+  const bool copies = learns && !rows.drops() && elements <= kMaxElements;
   const bool has_scale = PyFloat_AS_DOUBLE(rows.scale) != 1.0;
   const int32_t rank = x.rank, device = device_of(x);
-  const sinpe::Kernels& run = kernels_for(x, count_elements(x));
+  const sinpe::Kernels& run = kernels_for(x, elements);
   PyObject *encoding = at(kEncoding), *layout[kLayoutArguments];
   int64_t dim = x.sizes[rank - 1], extra;
   bool is_sequence_first;
@@ -151,25 +152,24 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
     result = is_new ? PyObject_CallOneArg(python.empty_like, object) : Py_NewRef(result);
   }
   if (result == nullptr) return nullptr;
-  sinpe_add_arguments a{};
+  sinpe_add_arguments a;
   sinpe::DeviceScalars scalars{};
   // Sets the arguments. x is described again, because other threads may have run in between.
   const auto set = [&] {
     if (dtype_of(object, &x) != dtype || dtype_of(result, &out) != dtype || device_of(x) != device) return false;
     const bool is_for_x = plan.holder != nullptr ? x.rank == rank && x.sizes[rank - 1] == dim : has_sizes(grid, x);
-    const int64_t elements = count_elements(x), distance = static_cast<char*>(out.data) - static_cast<char*>(x.data);
-    const int64_t bytes = elements * (x.bits / 8);
+    const int64_t bytes = elements * (x.bits / 8), distance = static_cast<char*>(out.data) - static_cast<char*>(x.data);
     if (!is_for_x || !are_alike(x, out) || (distance != 0 && distance < bytes && distance > -bytes) ||
         !is_within_storage(object, x, elements) || (!is_new && !is_within_storage(result, out, elements)) ||
-        &kernels_for(x, elements) != &run)
+        count_elements(x) != elements)
       return false;
-    a = arguments_of(x, out, dtype, plan.holder != nullptr && is_sequence_first);
+    set_arguments(x, out, dtype, plan.holder != nullptr && is_sequence_first, &a);
     if (plan.holder == nullptr) {
       set_grid(grid, rows.scale, &a);
     } else {
       if (extra >= a.sizes[2]) return false;
       a.sizes[2] -= extra;  // positions and padding_mask do not include the extra tokens
-      if (!set_rows(rows, plan.start, out, &a, &scalars)) return false;
+      if (!set_rows(rows, plan.start, out, bytes, &a, &scalars)) return false;
       a.sizes[2] += extra;
     }
     return !rows.drops() || is_row_major(a);

@@ -146,7 +146,7 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
         device_of(out) != device || count_elements(ids) != tokens || tokens * dim != count_elements(out))
       return false;
     const bool is_rows_first = is_sequence_first && ids.rank == 2;
-    e.add = arguments_of(out, out, dtype, is_rows_first);
+    set_arguments(out, out, dtype, is_rows_first, &e.add);
     e.add.x = weight.data;
     e.ids = static_cast<const int64_t*>(ids.data);
     e.id_strides[0] = is_rows_first ? 1 : e.add.sizes[1] * e.add.sizes[2];
@@ -156,7 +156,7 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
     e.weight_stride = weight.sizes[0] > 1 ? weight.strides[0] : dim;
     // The kernel would refuse an id after the seed has been drawn.
     const bool is_checked = !rows.drops() || !run.reads_values || are_rows(ids, weight.sizes[0]);
-    return is_checked && set_rows(rows, plan.start, out, &e.add, &scalars);
+    return is_checked && set_rows(rows, plan.start, out, tokens * dim * (out.bits / 8), &e.add, &scalars);
   };
   bool done = set();
   if (done && rows.drops()) {

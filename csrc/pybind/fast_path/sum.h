@@ -30,8 +30,10 @@ inline bool are_plain(const Rows& rows) {
 
 // x in the form of sinpe_add: (batch, middle, rows, dim), contiguous like out; x is (rows, batch, dim) if
 // `is_sequence_first`.
-inline sinpe_add_arguments arguments_of(const Tensor& x, const Tensor& out, int dtype, bool is_sequence_first = false) {
-  sinpe_add_arguments a{};
+inline void set_arguments(const Tensor& x, const Tensor& out, int dtype, bool is_sequence_first,
+                          sinpe_add_arguments* arguments) {
+  sinpe_add_arguments& a = *arguments;
+  a = {};
   a.rank = 4;
   a.sizes[0] = x.rank > 2 ? x.sizes[0] : 1;
   a.sizes[1] = 1;
@@ -51,7 +53,6 @@ inline sinpe_add_arguments arguments_of(const Tensor& x, const Tensor& out, int 
   a.x = x.data;
   a.out = out.data;
   a.dtype = static_cast<sinpe_dtype>(dtype);
-  return a;
 }
 
 // The memory that a call writes, and its device.
@@ -59,10 +60,8 @@ struct Written {
   const char *data, *end;
   int32_t device;
 
-  explicit Written(const Tensor& out)
-      : data(static_cast<const char*>(out.data)),
-        end(data + count_elements(out) * (out.bits / 8)),
-        device(device_of(out)) {}
+  Written(const Tensor& out, int64_t bytes)
+      : data(static_cast<const char*>(out.data)), end(data + bytes), device(device_of(out)) {}
 
   // Gets the description of a tensor that is read; returns whether it is on this device and has no memory in common. Its
   // strides must be 0 or more.
@@ -147,9 +146,9 @@ inline bool are_positions(int64_t own_start, int64_t start, int64_t rows) {
 }
 
 // Sets the arguments of a sequence except dropout; returns false if the general path has to be taken.
-inline bool set_rows(const Rows& rows, int64_t own_start, const Tensor& result, sinpe_add_arguments* a,
+inline bool set_rows(const Rows& rows, int64_t own_start, const Tensor& result, int64_t bytes, sinpe_add_arguments* a,
                      sinpe::DeviceScalars* scalars) {
-  const Written out(result);
+  const Written out(result, bytes);
   PyObject *start = rows.start, *positions = rows.positions, *mask = rows.mask;
   const bool reads_values = kernels_of(result)->reads_values;
   if (PyLong_CheckExact(start)) {
