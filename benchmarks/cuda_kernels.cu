@@ -22,8 +22,7 @@
 
 namespace {
 
-using sinpe::cuda::DevicePlan;
-using sinpe::cuda::DeviceScalars;
+using namespace sinpe::cuda;
 
 constexpr int64_t kBatch = 32, kLength = 4096, kDim = 1024, kElements = kBatch * kLength * kDim;
 constexpr int64_t kVocabulary = 32000, kPositions = 1000000;

@@ -1,4 +1,4 @@
-"""Calls that `csrc/pybind/fast_path/` checks and runs directly: with a few rows on the CPU, of any size on CUDA.
+"""What `csrc/pybind/fast_path/`, which checks and runs most calls, needs of Python: plans, grids, seeds, autograd.
 
 Such a call takes microseconds, of which checks in Python and torch's dispatcher would take most. The functions of C,
 `loader.choices["add"]` and so on, return None for arguments that they do not take; the caller then takes the general

@@ -1,10 +1,10 @@
-// Fast path for calls that compute and record nothing else, such as the step of one token: `add`, `embed`, `encode` and
-// `table` directly from the Python objects to the kernels of the device (core/kernels.h). On the CPU it is for a few rows:
-// such a call takes a few microseconds, as much as the checks in Python and an operator take each.
+// The usual way of a call: `add`, `embed`, `encode` and `table` directly from the Python objects to the kernels of the
+// device (core/kernels.h). A call takes a few microseconds, as much as the checks in Python and an operator take each.
 //
-// Tensors are read through DLPack's C exchange functions, which torch.Tensor provides; these files do not depend on torch. What DLPack does not report (gradients, negative bits, modes that intercept operators) is queried by the
-// functions passed to `set_up` and by methods of the tensors. Calls that this path does not support return None, and
-// the caller, sinpe_ext/operations/fast_path.py, takes the general path.
+// Tensors are read through DLPack's C exchange functions, which torch.Tensor provides; these files do not depend on
+// torch. What DLPack does not report (gradients, negative bits, modes that intercept operators) is queried by the
+// functions passed to `set_up` and by methods of the tensors. Calls that are not supported return None, and the caller
+// takes the general path, in Python.
 #pragma once
 
 #include "pybind/fast_path/add.h"
@@ -31,8 +31,8 @@ inline PyMethodDef methods[] = {
     {"set_kernels", as_method(set_kernels), METH_FASTCALL,
      "Passes the address of the kernels of a type of device (csrc/core/kernels.h)."},
     {"forget", forget, METH_NOARGS, "Releases the constants that the fast path has cached."},
-    {"fast_add", as_method(add), METH_FASTCALL, "add for a small tensor; None for unsupported arguments."},
-    {"fast_embed", as_method(embed), METH_FASTCALL, "embed of a few tokens; None for unsupported arguments."},
+    {"fast_add", as_method(add), METH_FASTCALL, "add; None for unsupported arguments."},
+    {"fast_embed", as_method(embed), METH_FASTCALL, "embed; None for unsupported arguments."},
     {"fast_table", as_method(table), METH_FASTCALL, "table of a few rows; None for unsupported arguments."},
     {"fast_encode", as_method(encode), METH_FASTCALL, "encode for a few positions; None for unsupported arguments."},
     {"is_intercepted", is_intercepted_method, METH_NOARGS,
