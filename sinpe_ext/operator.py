@@ -53,10 +53,13 @@ class Derivative(NamedTuple):
             gradient of each result, and, if there is one, the shape of the operand `not_saved`; returns the gradients
             by the names of the operands. It may consist of differentiable operations only.
         not_saved: name of the tensor that is not saved for `gradients`, which gets None for it.
+        alone: names of the tensors that are saved if only `not_saved` needs a gradient; None: all. As many as the fast
+            path saves (`operations/fast_path.py`), because activation checkpointing may repeat a call on another path.
     """
 
     gradients: Callable[..., dict[str, Tensor | None]]
     not_saved: str | None = None
+    alone: tuple[str, ...] | None = None
 
 
 class Operator:
@@ -104,8 +107,9 @@ class Operator:
         self.name, self.record = name, record
         self._index = {field: k for k, field in enumerate(record._fields)}
         self._gradients: Any
-        self._gradients, not_saved = (None, None) if derivative is None else derivative
+        self._gradients, not_saved, alone = (None, None, None) if derivative is None else derivative
         self._not_saved = None if not_saved is None else self._index[not_saved]
+        self._alone = None if alone is None else {self._index[field] for field in alone}
         types = [_TYPES[getattr(hint, "__forward_arg__", hint)] for hint in record.__annotations__.values()]
         self._count, self._tensor_count = len(types), sum(kind.startswith("Tensor") for kind in types)
         arguments = list(zip(types, record._fields, strict=True))
@@ -183,12 +187,16 @@ class Operator:
         recorded: Tensor = self._function.apply(others, *record[: self._tensor_count])
         return recorded
 
-    def save(self, ctx: Any, operands: Any) -> None:
-        """Saves the operands for `gradients`."""
+    def save(self, ctx: Any, operands: Any, needs: Any = ()) -> None:
+        """Saves the operands for `gradients`; `needs` says which of the tensors need one, if that is known."""
         at, tensors = self._not_saved, operands[: self._tensor_count]
         if at is not None:
             ctx.shape = tensors[at].shape
-            tensors = (*tensors[:at], None, *tensors[at + 1 :])
+            alone = self._alone
+            if alone is not None and needs and sum(needs) == needs[at]:
+                tensors = tuple(t if k in alone else None for k, t in enumerate(tensors))
+            else:
+                tensors = (*tensors[:at], None, *tensors[at + 1 :])
         ctx.save_for_backward(*tensors)
         ctx.numbers = operands[self._tensor_count :]
 
@@ -207,7 +215,7 @@ class Operator:
         return every
 
     def _setup_context(self, ctx: Any, inputs: Any, output: Any) -> None:
-        self.save(ctx, inputs)
+        self.save(ctx, inputs, ctx.needs_input_grad[: self._tensor_count])
 
     def _backward(self, ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         return tuple(self.gradients(ctx, ctx.needs_input_grad, *grads))
@@ -222,7 +230,7 @@ class Operator:
             def forward(ctx: Any, others: tuple[Any, tuple[Any, ...], Any], *tensors: Tensor | None) -> Any:
                 state, numbers, result = others
                 operands = tensors + numbers
-                self.save(ctx, operands)
+                self.save(ctx, operands, ctx.needs_input_grad[1:])
                 return self(operands, state=state) if result is None else result  # gradients are disabled in here
 
             @staticmethod

@@ -235,7 +235,7 @@ EMBED = Operator(
     reference=lambda e: apply.embed(decoded(e.plan), e),
     fake=lambda e: apply.with_channels(e.ids, e.weight),
     vmap=one_by_one,
-    derivative=Derivative(_gradients, not_saved="weight"),
+    derivative=Derivative(_gradients, not_saved="weight", alone=("ids", "seed")),
 )
 
 

@@ -123,6 +123,7 @@ def set_up(module: Any) -> bool:
         torch.empty,
         torch.float32,
         torch.embedding,
+        torch.ops.aten.mul.Scalar,  # saves no tensor for backward; x * number does
         GridEncoding,
     )
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)

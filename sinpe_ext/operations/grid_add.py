@@ -275,7 +275,9 @@ class DifferentiableGrid(torch.autograd.Function):
                 (p.axis, p.first, p.step, p.encoding.dim, call.packed_plan_of(k), call.rng_offsets_at(p.first, p.step))
                 for k, p in enumerate(call.grid.pieces)
             ]
-        ctx.save_for_backward(positions, call.padding_mask, alpha, call.seed)
+            ctx.save_for_backward(positions, call.padding_mask, alpha, call.seed)
+        else:  # as many as the fast path saves: a checkpoint may repeat the call there
+            ctx.save_for_backward(None, None, None, call.seed)
         if into_x:
             ctx.mark_dirty(x)
             return call.run(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import threading
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import sinpe_ext as sinpe
 from sinpe_ext import functional
@@ -1345,3 +1348,34 @@ def test_first_invalid_argument_is_named() -> None:
         sinpe.add([1], "nonsense")
     with pytest.raises(TypeError, match=r"^x: expected a torch.Tensor, got int"):
         sinpe.add_(3, sinpe.convention("mae2d", 8))
+
+
+CHECKPOINTED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "add": lambda x, weight: sinpe.add(x),
+    "scale": lambda x, weight: sinpe.add(x, scale=3.0, alpha=0.5, positions=torch.arange(x.shape[1])),
+    "dropout": lambda x, weight: sinpe.add(x, dropout=0.5, padding_mask=torch.arange(x.shape[1]) < 2),
+    "extra tokens": lambda x, weight: sinpe.add(x, extra_tokens=1, alpha=0.5),
+    "grid": lambda x, weight: sinpe.add(x.unflatten(-1, (2, -1)), "mae2d", dropout=0.5),
+    "embed": lambda x, weight: sinpe.embed(torch.arange(6).reshape(2, 3), weight),
+    "embed, scale": lambda x, weight: sinpe.embed(torch.arange(6).reshape(2, 3), weight, scale=8.0, alpha=0.5),
+    "embed, dropout": lambda x, weight: sinpe.embed(torch.arange(6), weight, dropout=0.5, positions=torch.arange(6)),
+}
+
+
+@pytest.mark.parametrize("rows", [3, 3000])
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_checkpoint_repeats_a_call_on_another_path(name: str, rows: int) -> None:
+    """A mode that is active in the forward or in the backward pass only: both paths save equal tensors, and draw equal
+    seeds."""
+    x, weight = torch.randn(2, rows, 32).requires_grad_(), torch.nn.Parameter(torch.randn(9, 32))
+    results = []
+    for modes in ((), ("forward",), ("backward",)):
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            with FlopCounterMode(display=False) if "forward" in modes else contextlib.nullcontext():
+                y = checkpoint(lambda: CHECKPOINTED[name](x, weight) * 2, use_reentrant=False)
+            with FlopCounterMode(display=False) if "backward" in modes else contextlib.nullcontext():
+                wanted = weight if name.startswith("embed") else x
+                results.append((y.detach(), *torch.autograd.grad((y * y).sum(), wanted)))
+    for result in results[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(result, results[0], strict=True))

@@ -147,7 +147,8 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (extra != 0 && (rows.drops() || (learns && !copies))) return use_general_path();
   if (copies) {
     if (dtype_of(object, &x) != dtype || !is_within_storage(object, x, count_elements(x))) return use_general_path();
-    result = has_scale ? PyNumber_Multiply(object, rows.scale) : PyObject_CallMethodNoArgs(object, names.clone);
+    result = has_scale ? PyObject_CallFunctionObjArgs(python.multiply, object, rows.scale, nullptr)
+                       : PyObject_CallMethodNoArgs(object, names.clone);
   } else {
     result = is_new ? PyObject_CallOneArg(python.empty_like, object) : Py_NewRef(result);
   }

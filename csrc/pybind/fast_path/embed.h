@@ -80,7 +80,7 @@ inline PyObject* recorded_embedding(PyObject* weight, PyObject* ids, int64_t pad
     return nullptr;
   }
   if (PyFloat_AS_DOUBLE(scale) == 1.0) return result;
-  PyObject* scaled = PyNumber_Multiply(result, scale);
+  PyObject* scaled = PyObject_CallFunctionObjArgs(python.multiply, result, scale, nullptr);
   Py_DECREF(result);
   return scaled;
 }

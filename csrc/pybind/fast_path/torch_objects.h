@@ -33,7 +33,7 @@ inline const Exchange* exchange = nullptr;
 // The objects passed to `set_up`, never released; see `set_up` in sinpe_ext/operations/fast_path.py.
 struct PythonObjects {
   PyObject *tensor, *empty_like, *is_lazy, *is_grad_enabled, *is_inference_mode, *increment_version;
-  PyObject *parameter, *empty, *float32, *embedding, *grid_encoding;
+  PyObject *parameter, *empty, *float32, *embedding, *multiply, *grid_encoding;
   PyObject *conditions, *variables, *is_intercepted, *plan_of, *grid_of, *draw_seed, *recorded_add, *recorded_embed,
       *is_profiled;
 };
@@ -52,8 +52,9 @@ inline Names names{};
 // torch's profiler is active. Returns whether the exchange functions can be used.
 inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
   constexpr Py_ssize_t kObjects = sizeof(PythonObjects) / sizeof(PyObject*);
-  if (count != 1 + kObjects || !PyTuple_Check(items[12]) || !PyTuple_Check(items[13])) {
-    PyErr_SetString(PyExc_TypeError, "set_up: expected DLPack's exchange functions in a capsule, and twenty objects");
+  if (count != 1 + kObjects || !PyTuple_Check(items[13]) || !PyTuple_Check(items[14])) {
+    PyErr_SetString(PyExc_TypeError,
+                    "set_up: expected DLPack's exchange functions in a capsule, and twenty-one objects");
     return nullptr;
   }
   if (exchange != nullptr) Py_RETURN_TRUE;
@@ -69,7 +70,7 @@ inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
   for (Py_ssize_t k = 1; k <= kObjects; ++k) Py_INCREF(items[k]);
   python = {items[1],  items[2],  items[3],  items[4],  items[5],  items[6],  items[7],
             items[8],  items[9],  items[10], items[11], items[12], items[13], items[14],
-            items[15], items[16], items[17], items[18], items[19], items[20]};
+            items[15], items[16], items[17], items[18], items[19], items[20], items[21]};
   exchange = offered;
   Py_RETURN_TRUE;
 }
