@@ -59,7 +59,7 @@ inline bool are_rows(const Tensor& ids, int64_t rows) {
 
 // Whether torch's gradient of scale * weight[ids] has the bits of ours, for a scale that is a power of two: torch
 // multiplies each term by it, not the sum, which is the same unless a product overflows (or denormals are flushed). In
-// 16 bits it would round each partial sum; the sum of more terms is a tree, and on CUDA torch's order is another.
+// 16 bits it would round each partial sum; the sum of more terms is a tree.
 inline bool has_gradient_of_torch(const Tensor& weight, const Tensor& ids) {
   return kernels_of(weight)->reads_values && weight.bits >= 32 && count_elements(ids) <= sinpe::terms_under(1);
 }
