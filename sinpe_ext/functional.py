@@ -214,8 +214,8 @@ def add(
     Source:
         dropout, Srivastava et al. 2014; Philox, Salmon et al. 2011.
     """
-    arguments = (x, encoding, positions, start, scale, alpha, padding_mask,
-             seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens)  # fmt: skip
+    arguments = (x, encoding, positions, start, scale, alpha, dropout, seed, padding_mask,
+             seq_dim, channel_dim, grid_shape, extra_tokens)  # fmt: skip
     result = None if _is_compiling() else loader.choices["add"](arguments, out)
     if result is not None:
         return result
@@ -251,8 +251,8 @@ def add_(
         as `add`; RuntimeError for an x whose elements overlap in memory (as after expand), for another argument that
         overlaps x, and for an x that is a leaf tensor and requires grad.
     """
-    arguments = (x, encoding, positions, start, scale, alpha, padding_mask,
-             seq_dim, channel_dim, dropout, seed, grid_shape, extra_tokens)  # fmt: skip
+    arguments = (x, encoding, positions, start, scale, alpha, dropout, seed, padding_mask,
+             seq_dim, channel_dim, grid_shape, extra_tokens)  # fmt: skip
     result = None if _is_compiling() else loader.choices["add"](arguments, x)
     if result is not None:
         return result

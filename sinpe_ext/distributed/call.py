@@ -145,18 +145,10 @@ class ShardedEmbed:
             if not arguments.encode_padding:
                 mask = _mask(ids, idx, mask, rows_at)
             looked = _looked_up(ids, weight, None if idx < 0 else idx, rows_at)
-            more = (
-                arguments.positions,
-                arguments.start,
-                arguments.scale,
-                arguments.alpha,
-                mask,
-                rows_at,
-                rank,
-                arguments.dropout,
-                arguments.seed,
-            )
-            self.by_rows = ShardedAdd(AddArguments(looked, arguments.encoding, *more))
+            same = ("encoding", "positions", "start", "scale", "alpha", "dropout", "seed")
+            more = {name: getattr(arguments, name) for name in same}
+            arguments = AddArguments(looked, padding_mask=mask, seq_dim=rows_at, channel_dim=rank, **more)
+            self.by_rows = ShardedAdd(arguments)
             self.local = self.by_rows.local
             return
         placements: list[Placement] = [

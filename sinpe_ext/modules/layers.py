@@ -62,11 +62,6 @@ class SinusoidalPositionalEncoding(nn.Module):
     """
 
     alpha: Any
-    # Also class attributes, for layers that were pickled before these existed.
-    grid_shape: tuple[int, ...] | None = None
-    extra_tokens = 0
-    channel_dim = -1
-    require_positions = False
     __prepare_scriptable__ = shared.refuse_script
 
     @shared.suggests_names
@@ -108,8 +103,8 @@ class SinusoidalPositionalEncoding(nn.Module):
             )
         if not is_grid:
             checks.refuse_grid_shape(grid_shape, "pass encoding= a GridEncoding, or the name of one")
-        elif grid_shape is not None:
-            self.grid_shape = checks.grid_lengths("grid_shape", grid_shape, self.encoding.ndim)
+        axes = self.encoding.ndim if is_grid else 0
+        self.grid_shape = None if grid_shape is None else checks.grid_lengths("grid_shape", grid_shape, axes)
         self.extra_tokens = checks.extra_tokens(extra_tokens)
         self.channel_dim = integer("channel_dim", channel_dim, -checks.MAX_RANK, checks.MAX_RANK, "pass a dimension")
         if persistent_table and max_len is None and not is_grid:
@@ -188,8 +183,8 @@ class SinusoidalPositionalEncoding(nn.Module):
         if self.channel_dim != -1 and isinstance(x, Tensor) and self.channel_dim % max(x.dim(), 1) == x.dim() - 2:
             seq_dim = -1  # (batch, channels, sequence)
         grid_shape = self.grid_shape if grid_shape is None else grid_shape
-        arguments = (x, self.encoding, positions, start, self.scale, self.alpha, padding_mask,
-                 seq_dim, self.channel_dim, p, seed, grid_shape, self.extra_tokens)  # fmt: skip
+        arguments = (x, self.encoding, positions, start, self.scale, self.alpha, p, seed, padding_mask,
+                 seq_dim, self.channel_dim, grid_shape, self.extra_tokens)  # fmt: skip
         is_limited = self.max_len is not None and (positions is not None or not self._is_within(x, start, seq_dim))
         encoded = None if is_limited or _is_compiling() else loader.choices["add"](arguments, None)
         if encoded is None:
@@ -236,7 +231,6 @@ class SinusoidalEmbedding(nn.Embedding):
     """
 
     alpha: Any
-    require_positions = False  # also a class attribute, for layers that were pickled before it existed
     __prepare_scriptable__ = shared.refuse_script
 
     @shared.suggests_names

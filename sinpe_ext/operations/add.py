@@ -110,11 +110,11 @@ class AddArguments(NamedTuple):
     start: Any = 0
     scale: Any = 1.0
     alpha: Any = 1.0
+    dropout: Any = 0.0
+    seed: Any = None
     padding_mask: Any = None
     seq_dim: Any = -2
     channel_dim: Any = -1
-    dropout: Any = 0.0
-    seed: Any = None
     grid_shape: Any = None
     extra_tokens: Any = 0
 

@@ -24,6 +24,7 @@ from sinpe_ext.backend import loader
 from sinpe_ext.modules import layers
 from sinpe_ext.operations import fast_path as plain
 from sinpe_ext.operations import table as tables
+from sinpe_ext.operations.add import AddArguments
 
 pytestmark = pytest.mark.emulated
 
@@ -616,18 +617,17 @@ def test_encode_to_another_dtype_or_encoding_takes_the_general_path() -> None:
 
 
 def test_row_arguments_past_their_storage() -> None:
-    others = 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0
     for dtype, bytes in ((torch.int64, 8), (torch.float32, 4)):
         positions = torch.zeros(3, dtype=dtype)
-        assert loader.choices["add"]((some(), PE, positions, *others), None) is not None
+        assert loader.choices["add"](AddArguments(some(), PE, positions), None) is not None
         positions.untyped_storage().resize_(3 * bytes - 1)
-        assert loader.choices["add"]((some(), PE, positions, *others), None) is None
+        assert loader.choices["add"](AddArguments(some(), PE, positions), None) is None
     mask = torch.zeros(2, 3, dtype=torch.bool)
     mask.untyped_storage().resize_(5)
-    assert loader.choices["add"]((some(), PE, None, 0, 1.0, 1.0, mask, *others[4:]), None) is None
+    assert loader.choices["add"](AddArguments(some(), PE, padding_mask=mask), None) is None
     starts = torch.zeros(2, dtype=torch.int64)
     starts.untyped_storage().resize_(8)
-    assert loader.choices["add"]((some(), PE, None, starts, *others[1:]), None) is None
+    assert loader.choices["add"](AddArguments(some(), PE, start=starts), None) is None
 
 
 def test_out_overlapping_row_arguments_is_rejected() -> None:
@@ -710,9 +710,8 @@ def unsupported_tensors() -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]
 @pytest.mark.parametrize("name", unsupported_tensors())
 def test_other_tensors_take_the_general_path(name: str) -> None:
     x, out = unsupported_tensors()[name]
-    others = None, 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0
-    assert loader.choices["add"]((some(), PE, *others), None) is not None
-    assert loader.choices["add"]((x, PE, *others), out) is None
+    assert loader.choices["add"](AddArguments(some(), PE), None) is not None
+    assert loader.choices["add"](AddArguments(x, PE), out) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
@@ -812,8 +811,7 @@ def observers_of_calls() -> dict[str, Callable[[Callable[[], None]], object]]:
 @pytest.mark.parametrize("name", observers_of_calls())
 def test_every_observer_disables_the_fast_path(name: str) -> None:
     """By the check in Python and by that in C, which has its own list."""
-    others = None, 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0
-    given, small, seen = (some(), PE, *others), loader.fast_path_module(), []
+    given, small, seen = AddArguments(some(), PE), loader.fast_path_module(), []
 
     def call() -> None:
         result = None if torch.compiler.is_compiling() else loader.choices["add"](given, None)  # as functional.py does
@@ -832,7 +830,7 @@ def test_every_observer_disables_the_fast_path(name: str) -> None:
 def test_context_parallel_disables_the_fast_path(monkeypatch) -> None:
     """Context parallelism replaces torch's attention."""
     small = loader.fast_path_module()
-    given = (some(), PE, None, 0, 1.0, 1.0, None, -2, -1, 0.0, None, None, 0)
+    given = AddArguments(some(), PE)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *_: None)
     assert small.fast_add(given, None) is not None
     monkeypatch.setattr(observers, "in_context_parallel", lambda: True)

@@ -16,11 +16,11 @@ enum Argument {
   kStart,
   kScale,
   kAlpha,
+  kDropout,
+  kSeed,
   kMask,
   kSeqDim,
   kChannelDim,
-  kDropout,
-  kSeed,
   kGrid,
   kExtra
 };
