@@ -26,7 +26,6 @@ _CPU_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _CUDA_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 _PLAIN = Tensor, nn.Parameter
 _is_functional = torch._is_functional_tensor  # type: ignore[attr-defined]
-is_batched = torch._C._functorch.is_legacy_batchedtensor  # of autograd.grad(is_grads_batched=True)
 _is_profiled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
 
@@ -72,7 +71,7 @@ class Operator:
 
     - the registered operator, torch.ops.sinpe_ext.<name>, while a graph is traced and for tensors without data;
     - an autograd.Function around what follows, if a gradient is needed: the autograd layer of a torch.library operator
-      costs more than the arithmetic of a small call;
+      costs more than the arithmetic of a small call, and has no operators that write to a tensor;
     - the kernel, if the compiled backend serves the device of the first operand: without torch's dispatcher, which
       would take two of five microseconds, if no operand needs it;
     - otherwise the reference implementation.
@@ -86,6 +85,7 @@ class Operator:
             nothing.
         vmap: called with the operator and what torch.library.register_vmap passes on; None: not supported.
         derivative: None: no gradient.
+        into: the operator that writes the same result to `out`.
         tags: tags in addition to pt2_compliant_tag.
     Attributes:
         op: torch.ops.sinpe_ext.<name>.default.
@@ -102,9 +102,10 @@ class Operator:
         fake: Callable[..., Any] | None = None,
         vmap: Callable[..., Any] | None = None,
         derivative: Derivative | None = None,
+        into: Operator | None = None,
         tags: tuple[torch.Tag, ...] = (),
     ) -> None:
-        self.name, self.record = name, record
+        self.name, self.record, self._into = name, record, into
         self._index = {field: k for k, field in enumerate(record._fields)}
         self._gradients: Any
         self._gradients, not_saved, alone = (None, None, None) if derivative is None else derivative
@@ -151,43 +152,42 @@ class Operator:
         return call
 
     def __call__(self, record: Any, out: Tensor | None = None, state: TorchState | None = None) -> Any:
-        """Calls the operator, differentiable to any order if it has a derivative; `state` is what `torch_state.read`
-        returns, if the caller has read it."""
-        operands = record if out is None else (*record, out)
+        """Calls the operator, differentiable to any order if it has a derivative.
+
+        Args:
+            out: the tensor to write to; the first operand itself if a gradient is needed.
+            state: what `torch_state.read` returns, if the caller has read it.
+        """
         if state is None:
             state = torch_state.read()
-        if state.traced or state.fx_tracing or operands[0].is_meta:
+        is_traced = state.traced or state.fx_tracing or record[0].is_meta
+        # In a trace the derivative is that of the registered operator.
+        if self._function is not None and not (is_traced and out is None) and torch.is_grad_enabled():
+            tensors = record[: self._tensor_count]
+            if any(t is not None and t.requires_grad for t in tensors) and not any(map(is_batched, tensors)):
+                return self._function.apply((state, record[self._tensor_count :], None, out), *tensors)
+        if out is not None and self._into is not None:
+            return self._into(record, out, state)
+        operands = record if out is None else (*record, out)
+        given = [operands[k] for k in self._tensors if operands[k] is not None]
+        if is_traced or any(map(is_batched, given)):  # batched: calls the operator once per sample
             return self.op(*operands)
-        needs_dispatcher = state is not NOT_INTERCEPTED or _is_profiled()
-        may_learn = self._function is not None and torch.is_grad_enabled()
-        for k in self._tensors:
-            tensor = operands[k]
-            if tensor is None:
-                continue
-            if is_batched(tensor):  # calls the operator once per sample
-                return self.op(*operands)
-            if may_learn and tensor.requires_grad:
-                others = state, operands[self._tensor_count :], None
-                return self._function.apply(others, *operands[: self._tensor_count])
-            # The dispatcher resolves the negative bit, zeros without memory, and functional tensors.
-            if type(tensor) not in _PLAIN or tensor.is_neg() or tensor._is_zerotensor() or _is_functional(tensor):
-                needs_dispatcher = True
         on_cpu = operands[0].is_cpu
         device_type = "cpu" if on_cpu else operands[0].device.type
         if not loader.choices.get(device_type) and not loader.compiled(device_type):
             return self.reference(*operands)
-        if needs_dispatcher:
+        if state is not NOT_INTERCEPTED or _is_profiled() or any(map(_needs_dispatcher, given)):
             with torch._C._AutoDispatchBelowAutograd():
                 return self.op(*operands)
         return self._cpu_kernel(*operands) if on_cpu else self._cuda_kernel(*operands)
 
     def recorded(self, record: Any, result: Tensor) -> Tensor:
         """`result`, which was computed without autograd, as the result of a call of this operator."""
-        others = None, record[self._tensor_count :], result
+        others = None, record[self._tensor_count :], result, None
         recorded: Tensor = self._function.apply(others, *record[: self._tensor_count])
         return recorded
 
-    def save(self, ctx: Any, operands: Any, needs: Any = ()) -> None:
+    def _save(self, ctx: Any, operands: Any, needs: Any = ()) -> None:
         """Saves the operands for `gradients`; `needs` says which of the tensors need one, if that is known."""
         at, tensors = self._not_saved, operands[: self._tensor_count]
         if at is not None:
@@ -200,8 +200,8 @@ class Operator:
         ctx.save_for_backward(*tensors)
         ctx.numbers = operands[self._tensor_count :]
 
-    def gradients(self, ctx: Any, needs: Any, *grads: Any) -> list[Tensor | None]:
-        """The gradients of the operands that `save` has saved, of those in `needs`, which says whether they are
+    def _all_gradients(self, ctx: Any, needs: Any, *grads: Any) -> list[Tensor | None]:
+        """The gradients of the operands that `_save` has saved, of those in `needs`, which says whether they are
         needed."""
         new, record = tuple.__new__, self.record  # half the time of record(...)
         operands, needed = new(record, ctx.saved_tensors + ctx.numbers), new(record, needs)
@@ -215,10 +215,10 @@ class Operator:
         return every
 
     def _setup_context(self, ctx: Any, inputs: Any, output: Any) -> None:
-        self.save(ctx, inputs, ctx.needs_input_grad[: self._tensor_count])
+        self._save(ctx, inputs, ctx.needs_input_grad[: self._tensor_count])
 
     def _backward(self, ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        return tuple(self.gradients(ctx, ctx.needs_input_grad, *grads))
+        return tuple(self._all_gradients(ctx, ctx.needs_input_grad, *grads))
 
     def _autograd_function(self) -> Any:
         """The autograd.Function for calls of this class; register_autograd serves calls of the operator itself."""
@@ -227,15 +227,20 @@ class Operator:
             # No separate setup_context: with one, torch binds the arguments to a signature at each call, which takes 40
             # microseconds.
             @staticmethod
-            def forward(ctx: Any, others: tuple[Any, tuple[Any, ...], Any], *tensors: Tensor | None) -> Any:
-                state, numbers, result = others
+            def forward(ctx: Any, others: tuple[Any, tuple[Any, ...], Any, Any], *tensors: Tensor | None) -> Any:
+                state, numbers, result, out = others
                 operands = tensors + numbers
-                self.save(ctx, operands, ctx.needs_input_grad[1:])
-                return self(operands, state=state) if result is None else result  # gradients are disabled in here
+                self._save(ctx, operands, ctx.needs_input_grad[1:])
+                if result is None:
+                    result = self(operands, out, state)  # gradients are disabled in here
+                if out is None:
+                    return result
+                ctx.mark_dirty(tensors[0])
+                return tensors[0]
 
             @staticmethod
             def backward(ctx: Any, *grads: Any) -> Any:
-                return None, *self.gradients(ctx, ctx.needs_input_grad[1:], *grads)
+                return None, *self._all_gradients(ctx, ctx.needs_input_grad[1:], *grads)
 
         Differentiable.__name__ = Differentiable.__qualname__ = f"sinpe_ext_{self.name}"  # shown as grad_fn
         return Differentiable
@@ -253,6 +258,17 @@ def one_by_one(operator: Operator, info: Any, in_dims: Any, *operands: Any) -> A
     if isinstance(results[0], tuple):
         return tuple(torch.stack(each) for each in zip(*results, strict=True)), (0,) * len(results[0])
     return torch.stack(results), 0
+
+
+def is_batched(tensor: Tensor | None) -> bool:
+    """Whether a tensor is one of autograd.grad(is_grads_batched=True)."""
+    return tensor is not None and torch._C._functorch.is_legacy_batchedtensor(tensor)
+
+
+def _needs_dispatcher(tensor: Tensor) -> bool:
+    """Whether a tensor has what the dispatcher resolves: a subclass, the negative bit, a zero without memory, or a
+    functional tensor."""
+    return type(tensor) not in _PLAIN or tensor.is_neg() or tensor._is_zerotensor() or _is_functional(tensor)
 
 
 def _nothing(*operands: Any) -> None:

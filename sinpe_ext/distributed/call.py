@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.nn import functional
 
 from ..operations import checks, memory
-from ..operations.add import AddArguments, SequenceAdd
+from ..operations.add import AddArguments, Addition, SequenceAdd
 from ..operations.embed import EmbedArguments, EmbedCall
 from . import dtensor
 from .grid import local_call
@@ -25,7 +25,7 @@ class _OutsideMesh:
 
 
 class ShardedAdd:
-    """`add` of a DTensor, with the methods of SequenceAdd.
+    """`add` of a DTensor, with the methods of Addition.
 
     Attributes:
         original: x of the caller.
@@ -33,7 +33,7 @@ class ShardedAdd:
         local: the call on this rank's shard.
     """
 
-    local: SequenceAdd | _OutsideMesh
+    local: Addition | _OutsideMesh
 
     def __init__(self, arguments: AddArguments) -> None:
         x: DTensor = arguments.x
@@ -125,7 +125,7 @@ class ShardedEmbed:
     sequence, and `add` does the rest.
     """
 
-    local: EmbedCall | SequenceAdd | _OutsideMesh
+    local: EmbedCall | Addition | _OutsideMesh
 
     def __init__(self, arguments: EmbedArguments) -> None:
         ids, weight = arguments.ids, arguments.weight
@@ -147,8 +147,9 @@ class ShardedEmbed:
             looked = _looked_up(ids, weight, None if idx < 0 else idx, rows_at)
             same = ("encoding", "positions", "start", "scale", "alpha", "dropout", "seed")
             more = {name: getattr(arguments, name) for name in same}
-            arguments = AddArguments(looked, padding_mask=mask, seq_dim=rows_at, channel_dim=rank, **more)
-            self.by_rows = ShardedAdd(arguments)
+            self.by_rows = ShardedAdd(
+                AddArguments(looked, padding_mask=mask, seq_dim=rows_at, channel_dim=rank, **more)
+            )
             self.local = self.by_rows.local
             return
         placements: list[Placement] = [

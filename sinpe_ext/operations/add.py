@@ -298,10 +298,11 @@ class Sum:
             self.start = start + self.row_offset
 
     def draw(self) -> None:
-        """Sets the seed, or draws it; after all checks, so that a call that raises does not advance the generator."""
+        """With dropout, sets the seed or draws it; after all checks, so that a call that raises does not advance the
+        generator."""
         if self.is_empty:
             self.drop_threshold = 0
-        elif self.drop_threshold < values.DROP_UNIT:
+        elif 0 < self.drop_threshold < values.DROP_UNIT:
             self.seed = dropout.seed_tensor(self.seed_argument, self.device)
 
     def needs_grad(self, other: Tensor) -> bool:
@@ -328,7 +329,21 @@ class Sum:
             return alpha
         return dropout.number(alpha, widest(self.device), self.device)
 
-    # In torch operations, which compilers can fuse with others and torch.func can transform.
+    def uses_operator(self, learns: bool = False) -> bool:
+        """Whether an operator computes the result. Otherwise torch operations do, which a compiler can fuse with others
+        and torch.func can transform.
+
+        In a graph an operator is used with dropout, because generating the mask is most of the work and compiled loops
+        are several times slower at it, and if it has a derivative that is better than the compiler's (`learns`).
+        """
+        state = self.state
+        if not self.has_kernel or not state.compiling:
+            return self.has_kernel and not state.must_decompose
+        return bool(self.drop_threshold or learns) and not state.functorch and not torch_state.is_exporting()
+
+    def composed(self) -> Tensor:
+        """The result in torch operations."""
+        raise NotImplementedError
 
     def rows(self) -> Tensor:
         """The rows of the encoding in the type of the sum, broadcastable to `shape`; differentiable."""
@@ -383,18 +398,91 @@ def _make_form(rank: int, seq_dim: Any, channel_dim: Any) -> Form:
 _form = cached_by_value(_make_form)
 
 
-class SequenceAdd(Sum):
-    """`add` with a one-dimensional encoding.
+class Addition(Sum):
+    """`add`: what a sequence and a grid have in common.
 
     Attributes:
         arguments: as given by the caller.
         x: as given.
         form: the layout of x.
-
-    If `part` is given, x is a shard of a larger tensor.
     """
 
     form: Any
+
+    def set_x(self, arguments: AddArguments) -> None:
+        """Checks and stores x, and reads what intercepts the call."""
+        x, self.arguments = arguments.x, arguments
+        self.state = torch_state.read()
+        if self.state.jit_tracing:
+            refuse_jit_trace()
+        checks.check_x(x)
+        self.x: Tensor = x
+        self.device, self.dtype = x.device, x.dtype
+        self.has_no_data = self.state.fake or x.is_meta
+
+    def operands(self, x: Tensor) -> Add:
+        """The operands of the operator `add`, for x in canonical form."""
+        plan = self.packed_plan() if self.plan is None else self.plan
+        rng_offsets = self.rng_offsets if self.drop_threshold else []
+        return Add(
+            x, plan, self.positions, self.padding_mask, self.alpha_tensor(), self.seed, self.start,
+            self.positions_are_starts, self.scale, self.drop_threshold, rng_offsets,
+        )  # fmt: skip
+
+    def by_operator(self, out: Tensor | None = None) -> Tensor:
+        """The result, differentiable, in a new tensor or in `out`, which may be differentiated if it is x; for calls
+        that use an operator."""
+        raise NotImplementedError
+
+    def result(self) -> Tensor:
+        """`add`, differentiable."""
+        return self.computed()
+
+    def computed(self) -> Tensor:
+        """The result in a new tensor, differentiable."""
+        self.draw()
+        if self.uses_operator():
+            return self.by_operator()
+        if self.state.must_decompose or self.needs_grad(self.x):
+            return self.composed()
+        return torch.empty_like(self.x).copy_(self.composed())  # with the strides of empty_like
+
+    def result_in_place(self) -> Tensor:
+        """`add_`, differentiable."""
+        memory.in_place(self.x)
+        self.check_disjoint(self.x)
+        return self.write_to(self.x)
+
+    def result_into(self, out: Any) -> Tensor:
+        """`add` with `out`."""
+        if self.state is not NOT_INTERCEPTED:
+            memory.refuse_transforms(self.state, out, self.x, self.alpha, self.positions)
+        memory.output(out, self.x, self.has_no_data)
+        self.check_disjoint(out)
+        memory.refuse_gradient(self.needs_grad(self.x) or out.requires_grad)
+        return self.write_to(out)
+
+    def check_disjoint(self, written: Tensor) -> None:
+        """Checks that no argument but x shares memory with the tensor that is written to."""
+        a = self.arguments
+        read = {"positions": a.positions, "start": a.start, "alpha": a.alpha, "padding_mask": a.padding_mask}
+        memory.check_disjoint(written, seed=a.seed, **read)
+
+    def write_to(self, out: Tensor) -> Tensor:
+        """Writes the result to `out`, which has been checked."""
+        if self.state.must_decompose or not self.has_kernel:
+            return out.copy_(self.computed())
+        self.draw()
+        if out.is_neg():  # kernels would write values of the wrong sign
+            return out.copy_(self.by_operator())
+        self.by_operator(out)
+        if not self.needs_grad(self.x):
+            torch.autograd.graph.increment_version(out)
+        return out
+
+
+class SequenceAdd(Addition):
+    """`add` with a one-dimensional encoding. If `part` is given, x is a shard of a larger tensor."""
 
     def __init__(self, arguments: AddArguments, part: Part | None = None) -> None:
         self.set_x(arguments)
@@ -417,136 +505,21 @@ class SequenceAdd(Sum):
         if self.drop_threshold and (part is not None or not form.is_canonical or self.state.compiling):
             self.rng_offsets = form.rng_offsets(shape, part)
 
-    def set_x(self, arguments: AddArguments) -> None:
-        """Checks and stores x, and reads what intercepts the call."""
-        x, self.arguments = arguments.x, arguments
-        self.state = torch_state.read()
-        if self.state.jit_tracing:
-            refuse_jit_trace()
-        checks.check_x(x)
-        self.x: Tensor = x
-        self.device, self.dtype = x.device, x.dtype
-        self.has_no_data = self.state.fake or x.is_meta
-
     def target(self) -> Target:
         x, rows_at = self.x, self.form.axes[0]
         return Target("x", x.shape, x.device, self.shape[0] if len(self.shape) > 2 else 1, x.shape[rows_at])
 
-    # Choice of the implementation.
-
-    def result(self) -> Tensor:
-        """`add`, differentiable."""
-        if self.drop_threshold:
-            self.draw()
-        if self.state.must_decompose:
-            return self.composed()
-        if self.has_kernel:
-            return self.by_operator()
-        return self.composed() if self.needs_grad(self.x) else self.run()
-
-    def result_in_place(self) -> Tensor:
-        """`add_`, differentiable."""
-        x = self.x
-        memory.in_place(x)
-        self.check_disjoint(x)
-        if self.drop_threshold:
-            self.draw()
-        if self.state.must_decompose:
-            return x.copy_(self.composed())
-        if not self.needs_grad(x):
-            self.run(x)
-            torch.autograd.graph.increment_version(x)
-            return x
-        return self.differentiable(into_x=True) if self.has_kernel else x.copy_(self.composed())
-
-    def result_into(self, out: Any) -> Tensor:
-        """`add` with `out`."""
-        if self.state is not NOT_INTERCEPTED:
-            memory.refuse_transforms(self.state, out, self.x, self.alpha, self.positions)
-        memory.output(out, self.x, self.has_no_data)
-        self.check_disjoint(out)
-        memory.refuse_gradient(self.needs_grad(self.x) or out.requires_grad)
-        return self.write_to(out)
-
-    def check_disjoint(self, written: Tensor) -> None:
-        """Checks that no argument but x shares memory with the tensor that is written to."""
-        a = self.arguments
-        read = {"positions": a.positions, "start": a.start, "alpha": a.alpha, "padding_mask": a.padding_mask}
-        memory.check_disjoint(written, seed=a.seed, **read)
-
-    def write_to(self, out: Tensor) -> Tensor:
-        """`add` with `out`, which has been checked."""
-        if self.drop_threshold:
-            self.draw()
-        if self.state.compiling:
-            return out.copy_(self.composed())
-        self.run(out)
-        torch.autograd.graph.increment_version(out)
+    def by_operator(self, out: Tensor | None = None) -> Tensor:
+        x, form = self.x, self.form
+        if out is None and (form.is_canonical or self.state.compiling or self.needs_grad(x)):
+            return form.restored(ADD(self.operands(form.canonical(x)), state=self.state))
+        out = torch.empty_like(x) if out is None else out
+        x = form.canonical(x)
+        ADD(self.operands(x), x if out is self.x else form.canonical(out), self.state)
         return out
 
-    # By an operator, which chooses between kernel, reference implementation and autograd.
-
-    def by_operator(self) -> Tensor:
-        """The result of an operator, differentiable if a gradient is needed."""
-        x, is_canonical = self.x, self.form.is_canonical
-        if is_canonical and x.is_contiguous():
-            result: Tensor = ADD(self.operands(x), state=self.state)
-            return result
-        if not self.needs_grad(x):
-            return self.run()
-        return ADD(self.operands(x), state=self.state) if is_canonical else self.differentiable(into_x=False)
-
-    def differentiable(self, into_x: bool) -> Tensor:
-        """The result for autograd, with the layout of x, in x or in a new tensor."""
-        return AddWithLayout.apply(*self.operands(self.x), self.form, self.run, into_x)
-
-    def run(self, out: Tensor | None = None) -> Tensor:
-        """Computes the result, with the layout of x, in a new tensor or in `out`; not differentiable."""
-        if out is not None and out.is_neg():  # has the negative bit; kernels would write values of the wrong sign
-            with torch.no_grad():
-                return out.copy_(self.run())
-        target = torch.empty_like(self.x) if out is None else out
-        if not (self.is_empty or self.has_no_data):
-            self.write(target)
-        return target
-
-    def write(self, target: Tensor) -> None:
-        """Computes the result into `target`, which has the layout of x."""
-        x, form = self.x, self.form
-        self.fill(*((x, target) if form.is_canonical else (form.canonical(x), form.canonical(target))))
-
-    def fill(self, x: Tensor, target: Tensor) -> None:
-        """Computes the result into `target`; both are in canonical form."""
-        if self.has_kernel:
-            ADD_OUT(self.operands(x), target, self.state)
-        else:
-            with torch.no_grad():
-                target.copy_(self.dropped(self.sum(x)))
-
-    def operands(self, x: Tensor) -> Add:
-        """The operands of the operator `add`, for x in canonical form (or, if another function writes the result, as it
-        is: the derivative does not use x)."""
-        plan = self.packed_plan() if self.plan is None else self.plan
-        alpha = None if self.alpha is None else self.alpha_tensor()
-        rng_offsets = self.rng_offsets if self.drop_threshold else []
-        return Add(
-            x, plan, self.positions, self.padding_mask, alpha, self.seed, self.start,
-            self.positions_are_starts, self.scale, self.drop_threshold, rng_offsets,
-        )  # fmt: skip
-
     def composed(self) -> Tensor:
-        """The result in torch operations.
-
-        With dropout a graph contains the fused operator instead: generating the mask is most of the work, and compiled
-        loops are several times slower at it.
-        """
-        x, state = self.form.canonical(self.x), self.state
-        if self.drop_threshold and state.compiling and not state.functorch and self.has_kernel:
-            result = ADD(self.operands(x))
-        else:
-            result = self.dropped(self.sum(x))
-        restored: Tensor = self.form.restored(result)
-        return restored
+        return self.form.restored(self.dropped(self.sum(self.form.canonical(self.x))))
 
 
 # ------------------------------------------------------------------------------------------------ operators
@@ -609,27 +582,8 @@ ADD = Operator(
     fake=lambda a: torch.empty_like(a.x),
     vmap=_add_batched,
     derivative=Derivative(_gradients, not_saved="x", alone=("seed",)),
+    into=Operator("add_out", Add, "()", reference=lambda a, out: apply.add(decoded(a.plan), a, out)),
 )
-ADD_OUT = Operator("add_out", Add, "()", reference=lambda a, out: apply.add(decoded(a.plan), a, out))
-
-
-class AddWithLayout(torch.autograd.Function):
-    """`add` with the layout of the caller's x, in place if `into_x`: takes the operands, then the `Form` of x, the
-    function that computes the result, and `into_x`."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:
-        *operands, ctx.form, run, into_x = arguments
-        ADD.save(ctx, tuple(operands))
-        if not into_x:
-            return run()
-        ctx.mark_dirty(operands[0])
-        return run(operands[0])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        to_x, *others = ADD.gradients(ctx, ctx.needs_input_grad[:-3], ctx.form.canonical(grads[0]))
-        return None if to_x is None else ctx.form.restored(to_x), *others, None, None, None
 
 
 def _add_backward(b: AddBackward) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,6 @@ from ..encodings.tracing import refuse_jit_trace
 from ..operator import Derivative, Operator, Size, one_by_one
 from ..reference import apply
 from ..reference.tiles import accumulation
-from ..torch_state import NOT_INTERCEPTED
 from . import checks
 from .add import Form, Part, Sum, alpha_gradient, cached_by_value, position_gradient
 from .dropout import Dropout, scaled
@@ -110,52 +109,25 @@ class EmbedCall(Sum):
 
     def result(self) -> Tensor:
         """`embed`, differentiable."""
-        if self.state.compiling:
-            return self._in_graph()
-        on_cpu = self.ids.is_cpu and (self.state is NOT_INTERCEPTED or not torch_state.unreadable(self.ids))
-        by_operator = self.has_kernel and not self.state.must_decompose
-        # Checked before a seed is drawn. Without dropout the CPU kernel checks the ids itself; device kernels never do.
-        is_unchecked = self.drop_threshold or not by_operator
-        if is_unchecked if on_cpu else torch_state.should_check_values(self.ids):
-            apply.id_range(self.ids, self.num_embeddings)
-        if self.drop_threshold:
-            self.draw()
-        if not by_operator:
+        if not self.state.compiling and torch_state.should_check_values(self.ids):
+            apply.id_range(self.ids, self.num_embeddings)  # before a seed is drawn
+        self.draw()
+        # The compiler would sum the gradient of weight in no fixed order.
+        if not self.uses_operator(learns=self.weight.requires_grad and torch.is_grad_enabled()):
             return self.composed()
-        try:
-            result: Tensor = EMBED(self.operands(), state=self.state)
-            return result if self.form.is_canonical else self.form.restored(result)
-        except RuntimeError:
-            wrong = apply.bad_ids(self.ids, self.num_embeddings) if on_cpu else None
-            if wrong is None:
-                raise
-            raise wrong from None  # the kernel has refused a bad id before writing; this raises it as an IndexError
-
-    def _in_graph(self) -> Tensor:
-        """`embed` for torch.compile, which can fuse a lookup with what follows. If weight needs a gradient or there is
-        dropout, the operator is used: the compiler would sum the gradient in no fixed order, and generate the mask
-        slowly."""
-        if self.drop_threshold:
-            self.draw()
-        learns = self.weight.requires_grad and torch.is_grad_enabled()
-        by_operator = (self.drop_threshold or learns) and self.has_kernel and not self.state.functorch
-        if not by_operator or torch_state.is_exporting():
-            return self.composed()
-        return self.form.restored(EMBED(self.operands()))
+        return self.form.restored(EMBED(self.operands(), state=self.state))
 
     def operands(self) -> Embed:
         """The operands of the operator `embed`."""
         weight = self.weight if self.weight.stride(1) == 1 or self.shape[-1] == 1 else self.weight.contiguous()
         plan = self.packed_plan() if self.plan is None else self.plan
-        alpha = None if self.alpha is None else self.alpha_tensor()
         return Embed(
-            self.ids, weight, plan, self.positions, self.padding_mask, alpha, self.seed, self.start,
+            self.ids, weight, plan, self.positions, self.padding_mask, self.alpha_tensor(), self.seed, self.start,
             self.positions_are_starts, self.scale, self.padding_idx, self.sparse, self.drop_threshold,
             self.rng_offsets,
         )  # fmt: skip
 
     def composed(self) -> Tensor:
-        """The result in torch operations, which a compiler can fuse and torch.func can transform."""
         padding_idx = None if self.padding_idx < 0 else self.padding_idx
         weight = self.weight
         if self.state.transformed:

@@ -1,17 +1,15 @@
-"""Rows of an encoding: the operators `table` and `encode`, their adjoint `row_dots`, and the choice between kernel,
-reference implementation and graph.
-"""
+"""Rows of an encoding: the operators `table` and `encode`, and their adjoint `row_dots`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import reference, torch_state
-from ..backend import loader
 from ..encodings import resolve
 from ..encodings.plan import plan as _plan_of
 from ..encodings.values import position_range
@@ -39,56 +37,70 @@ from .plans import (
 
 def table(of: EncodingArguments, length: Any, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Rows at positions encoding.start + start, ..., encoding.start + start + length - 1; start may be a 0-d tensor."""
-    encoding = resolve.encoding(*of)
-    state = torch_state.read()
+    encoding, state = resolve.encoding(*of), torch_state.read()
     if (state.fake or device.type == "meta") and not state.fx_tracing:
         return torch.empty((length, encoding.dim), dtype=dtype, device=device)
     if encoding.angle != "exact" or isinstance(start, Tensor):
         return encode(of, torch.arange(length, device=device) + (encoding.start + start), dtype)
+    rows: Tensor
     if state.compiling:
-        return _table_in_graph(of, length, start, dtype, device)
-    if not (state.fx_tracing or loader.compiled(device.type)):
-        return reference.table(_plan_of(encoding), length, encoding.start + start, dtype, device)
-    try:
-        result: Tensor = TABLE(Table(pack_plan(encoding, device), start, length, encoding.dim, dtype))
-        return result
-    except RuntimeError:
-        # If the memory was insufficient, torch's error says how much was needed.
-        torch.empty((length, encoding.dim), dtype=dtype, device=device)
-        raise
+        if torch_state.is_exporting():
+            return onnx.table(_plan_of(encoding), length, start, dtype, device)
+        rows = TABLE(Table(graph_plan(*of, device), start, length, encoding.dim, dtype), state=state)
+    else:
+        with _stated_size((length, encoding.dim), dtype, device):
+            rows = TABLE(Table(pack_plan(encoding, device), start, length, encoding.dim, dtype), state=state)
+    return rows if rows.device.type == device.type else rows.to(device)
 
 
 def encode(of: EncodingArguments, positions: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows at int64, float32 or float64 positions, differentiable."""
-    if torch.compiler.is_compiling():
-        return _encode_in_graph(of, positions, dtype)
+    state, device = torch_state.read(), positions.device
     encoding = resolve.encoding(*of)
     if encoding.angle != "exact":
-        return float32_angle.encode(encoding, positions, dtype)
-    packed_plan, state = pack_plan(encoding, positions.device), torch_state.read()
+        return _encode_in_float32(of, positions, dtype)
+    if state.compiling:
+        if torch_state.is_exporting():
+            return onnx.encode(_plan_of(encoding), positions, dtype)
+        in_graph: Tensor = ENCODE(Encode(positions.contiguous(), graph_plan(*of, device), encoding.dim, dtype))
+        return in_graph
+    packed_plan = pack_plan(encoding, device)
     if state.transformed or (state.traced and positions.requires_grad):
         constants = derivative_constants(decoded(packed_plan), packed_plan.device)
         return _EncodeTransformed.apply(positions, packed_plan, *constants, dtype)
-    if positions.requires_grad and torch.is_grad_enabled():
-        return ENCODE(Encode(positions.contiguous(), packed_plan, encoding.dim, dtype))
     return _rows_at(positions, packed_plan, encoding.dim, dtype)
 
 
 def _rows_at(positions: Tensor, packed_plan: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """`encode` without autograd."""
-    state = torch_state.read()
+    """`encode` of an exact encoding outside of graphs."""
+    state, shape = torch_state.read(), (*positions.shape, dim)
     if (state.fake or positions.is_meta) and not state.fx_tracing:
-        return positions.new_empty((*positions.shape, dim), dtype=dtype)
-    if not (state.fx_tracing or loader.compiled(positions.device.type)):
-        return reference.encode(decoded(packed_plan), positions.detach(), dtype)
-    # When tracing, positions are not detached: their gradient may be needed when the graph runs.
-    detached = positions.detach() if positions.requires_grad and not state.fx_tracing else positions
+        return positions.new_empty(shape, dtype=dtype)
+    with _stated_size(shape, dtype, positions.device):
+        rows: Tensor = ENCODE(Encode(positions.contiguous(), packed_plan, dim, dtype), state=state)
+    return rows
+
+
+@contextmanager
+def _stated_size(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+    """Context manager: if an operator fails because the memory was insufficient, raises torch's error, which says how
+    much was needed."""
     try:
-        result: Tensor = ENCODE(Encode(detached.contiguous(), packed_plan, dim, dtype))
-        return result
+        yield
     except RuntimeError:
-        torch.empty((*positions.shape, dim), dtype=dtype, device=positions.device)
+        torch.empty(shape, dtype=dtype, device=device)
         raise
+
+
+def _encode_in_float32(of: EncodingArguments, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """`encode` of an encoding whose angles are float32."""
+    encoding, device = resolve.encoding(*of), positions.device
+    if not torch.compiler.is_compiling():
+        return float32_angle.encode(encoding, positions, dtype)
+    number = slot(*of, device)
+    ladder, kinds = _ladder[number](*of, device), _kinds[number](*of, device)
+    multiply, factor = _order(*of)
+    return float32_angle.rows(positions, ladder, kinds, multiply, factor, encoding.amplitude, dtype)
 
 
 class _EncodeTransformed(torch.autograd.Function):
@@ -135,29 +147,6 @@ def _derivative(
     return _EncodeTransformed.apply(
         positions, partner, packed_plan, -angular_frequencies, acc
     ) * angular_frequencies.to(positions.device, acc)
-
-
-def _table_in_graph(of: EncodingArguments, length: Any, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`table` of an exact encoding, for a graph."""
-    encoding = resolve.encoding(*of)
-    if torch_state.is_exporting():
-        return onnx.table(_plan_of(encoding), length, start, dtype, device)
-    rows: Tensor = TABLE(Table(graph_plan(*of, device), start, length, encoding.dim, dtype))
-    return rows if rows.device.type == device.type else rows.to(device)
-
-
-def _encode_in_graph(of: EncodingArguments, positions: Tensor, dtype: torch.dtype) -> Tensor:
-    """`encode` for a graph."""
-    encoding, device = resolve.encoding(*of), positions.device
-    if encoding.angle != "exact":
-        number = slot(*of, device)
-        ladder, kinds = _ladder[number](*of, device), _kinds[number](*of, device)
-        multiply, factor = _order(*of)
-        return float32_angle.rows(positions, ladder, kinds, multiply, factor, encoding.amplitude, dtype)
-    if torch_state.is_exporting():
-        return onnx.encode(_plan_of(encoding), positions, dtype)
-    rows: Tensor = ENCODE(Encode(positions.contiguous(), graph_plan(*of, device), encoding.dim, dtype))
-    return rows
 
 
 def derivative_plan(packed_plan: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from ..operator import Operator, Size
 from ..reference import grid_add, philox
 from ..reference.tiles import accumulation, arranged
 from . import checks, grid_rows
-from .add import ADD_OUT, Add, AddArguments, Part, SequenceAdd, cached_by_value, position_gradient, row_dots_of
+from .add import ADD, Add, AddArguments, Addition, Part, cached_by_value, position_gradient, row_dots_of
 from .dropout import DROPOUT, Dropout, scaled
 from .encoded_rows import ROW_DOTS
 from .plans import pack_plan
@@ -205,7 +205,6 @@ class _GridConstants(NamedTuple):
     drop_threshold: int
     is_single_encoding: bool
     is_exact: bool
-    front_rng_offsets: list[int]
 
 
 def _make_grid_constants(*layout: Any) -> _GridConstants:
@@ -238,7 +237,6 @@ def _make_grid_constants(*layout: Any) -> _GridConstants:
         drop_threshold,
         is_single_encoding,
         all([axis.angle == "exact" for axis in grid.axes]),
-        _front_rng_offsets(form),
     )
 
 
@@ -278,10 +276,11 @@ class DifferentiableGrid(torch.autograd.Function):
             ctx.save_for_backward(positions, call.padding_mask, alpha, call.seed)
         else:  # as many as the fast path saves: a checkpoint may repeat the call there
             ctx.save_for_backward(None, None, None, call.seed)
+        out = x if into_x else torch.empty_like(x)
+        call.write(out)
         if into_x:
             ctx.mark_dirty(x)
-            return call.run(x)
-        return call.run()
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -314,20 +313,16 @@ class DifferentiableGrid(torch.autograd.Function):
         return to_x, to_alpha, to_positions, None, None
 
 
-class GridAdd(SequenceAdd):
+class GridAdd(Addition):
     """`add` with a grid, or with extra tokens.
 
     Attributes:
-        is_exact: whether the kernels support the encodings of all axes.
-        is_unsupported_shard: whether x is a shard that no kernel supports: some channels of a grid, or rows that are
-            not evenly spaced in the whole.
         is_single_encoding: whether one encoding covers all channels; if not, each piece of a grid covers some of them,
             and there is no `encoding` and no `encoding_arguments`.
         grid: the GridEncoding; None in a graph.
         shape: shape of x in canonical form, without extra tokens.
         positions: as in Sum; for a grid (1 or B, S, axes).
         starts: one per axis, relative to `firsts`, the starts of the axes' encodings, if positions is None.
-        front_rng_offsets: `rng_offsets` of the extra tokens.
 
     If `part` is given, x is a shard of a larger tensor. The arguments are then in canonical form, `start` has one item
     per axis, and `is_flat` is that of the form of the whole.
@@ -357,8 +352,7 @@ class GridAdd(SequenceAdd):
         )
         self.form, self.firsts, self.grid, self.grid_given = known.form, known.firsts, known.grid, known.grid_given
         self.columns, self.drop_threshold = known.columns, known.drop_threshold
-        self.is_single_encoding, self.is_exact = known.is_single_encoding, known.is_exact
-        self.front_rng_offsets = known.front_rng_offsets
+        self.is_single_encoding = known.is_single_encoding
         scale = arguments.scale
         self.scale = scale if type(scale) is float else checks.number("scale", scale)
         form = self.form
@@ -376,10 +370,10 @@ class GridAdd(SequenceAdd):
         self.rng_offsets = form.rng_offsets
         self.is_empty = 0 in x.shape
         has_some_channels_of_grid = self.columns is not None and not self.is_single_encoding
-        self.is_unsupported_shard = has_some_channels_of_grid or (self.drop_threshold > 0 and not form.is_evenly_spaced)
+        is_unsupported_shard = has_some_channels_of_grid or (self.drop_threshold > 0 and not form.is_evenly_spaced)
         if self.is_single_encoding:
             self._set_single_encoding(known.is_grid)
-        self.has_kernel = self.is_exact and not (self.is_unsupported_shard or self.is_empty or self.has_no_data)
+        self.has_kernel = known.is_exact and not (is_unsupported_shard or self.is_empty or self.has_no_data)
 
     def target(self) -> checks.Target:
         return checks.Target("x", self.x.shape, self.device, self.form.batch, self.form.points)
@@ -447,16 +441,25 @@ class GridAdd(SequenceAdd):
         ]
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(1, -1, len(self.firsts))
 
+    def uses_operator(self, learns: bool = False) -> bool:
+        return self.has_kernel and not self.state.must_decompose
+
+    def by_operator(self, out: Tensor | None = None) -> Tensor:
+        if self.needs_grad(self.x):
+            positions = None if self.positions is None else self.coordinates()
+            return DifferentiableGrid.apply(self.x, self.alpha_tensor(), positions, self, out is not None)
+        out = torch.empty_like(self.x) if out is None else out
+        self.write(out)
+        return out
+
     def write(self, target: Tensor) -> None:
-        if self.is_unsupported_shard:
-            target.copy_(self.composed())
-            return
+        """Computes the result into `target`, which has the layout of x."""
         x, to, form = self.x, target, self.form
         x = x if form.is_viewable(x) else x.contiguous()
         is_viewable = form.is_viewable(to)
         to = to if is_viewable else torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if form.extra:
-            seeded = Dropout(form.front(x), self.seed, self.drop_threshold, self.scale, self.front_rng_offsets)
+            seeded = Dropout(form.front(x), self.seed, self.drop_threshold, self.scale, form.own_rng_offsets)
             form.front(to).copy_(DROPOUT(seeded))
         if self.shape[-2]:
             self.fill(form.canonical(x), form.canonical(to))
@@ -464,8 +467,9 @@ class GridAdd(SequenceAdd):
             target.copy_(to)
 
     def fill(self, x: Tensor, target: Tensor) -> None:
+        """Computes the points of the grid into `target`; both are in canonical form."""
         if self.is_single_encoding:
-            super().fill(x, target)
+            ADD(self.operands(x), target, self.state)
         elif self.positions is None:
             self._fill_shared(x, target)
         else:
@@ -508,9 +512,6 @@ class GridAdd(SequenceAdd):
     def _fill_by_piece(self, x: Tensor, target: Tensor) -> None:
         """Computes a grid with explicit coordinates by adding each piece to its channels."""
         assert self.positions is not None
-        if not self.is_exact:
-            target.copy_(self.dropped(self.sum(x)))
-            return
         positions = self.positions.detach()
         if self._fill_equal_axes(x, target, positions):
             return
@@ -525,7 +526,7 @@ class GridAdd(SequenceAdd):
         """Adds one piece of a grid to its channels, at `positions` along its axis."""
         at = piece.first, piece.step, piece.encoding.dim
         a = self._sum_of(grid_rows.channels_of(x, *at), piece.encoding, positions, self.rng_offsets_at(*at[:2]))
-        ADD_OUT(a, grid_rows.channels_of(target, *at))
+        ADD(a, grid_rows.channels_of(target, *at))
 
     def _sum_of(self, x: Tensor, encoding: Encoding, positions: Tensor | None, rng_offsets: list[int]) -> Add:
         """The operands of a sum with one encoding of a grid, for the channels of x that it covers."""
@@ -554,7 +555,7 @@ class GridAdd(SequenceAdd):
         if self.drop_threshold and self.rng_offsets[-2] != self.grid.dim * self.rng_offsets[-1]:
             return False
         a = self._sum_of(x, encoding, positions, rng_offsets if self.drop_threshold else [])
-        ADD_OUT(a._replace(padding_mask=mask), target)
+        ADD(a._replace(padding_mask=mask), target)
         return True
 
     def rng_offsets_at(self, first: int, step: int) -> list[int]:
@@ -562,32 +563,17 @@ class GridAdd(SequenceAdd):
         base, *steps = self.rng_offsets
         return [base + first * steps[-1], *steps[:-1], step * steps[-1]]
 
-    def by_operator(self) -> Tensor:
-        return self.differentiable(into_x=False) if self.needs_grad(self.x) else self.run()
-
-    def differentiable(self, into_x: bool) -> Tensor:
-        if self.is_single_encoding and not self.form.extra:
-            return super().differentiable(into_x)
-        positions = None if self.positions is None else self.coordinates()
-        return DifferentiableGrid.apply(self.x, self.alpha_tensor(), positions, self, into_x)
-
     def packed_plan_of(self, index: int) -> Tensor:
         """The packed plan of a piece of a grid."""
         return pack_plan(self.grid.pieces[index].encoding, self.device)
 
     def composed(self) -> Tensor:
-        """As in SequenceAdd; dropout of a grid, or with extra tokens, is an operator of its own."""
         form = self.form
-        if self.is_single_encoding and not form.extra and form.is_evenly_spaced:
-            return super().composed()
-        total = self.sum(form.canonical(self.x))
-        if not form.is_evenly_spaced:
-            return self.dropped(form.restored(total), form.own_rng_offsets)
-        body = self.dropped(total)
-        if not form.extra:
-            return form.restored(body)
-        front = self.dropped(form.front(self.x).to(accumulation(self.dtype)) * self.scale, self.front_rng_offsets)
-        return torch.cat([front, form.restored(body)], form.rows_at[0])
+        total = form.restored(self.sum(form.canonical(self.x)))
+        if form.extra:
+            front = form.front(self.x).to(accumulation(self.dtype)) * self.scale
+            total = torch.cat([front, total], form.rows_at[0])
+        return self.dropped(total, form.own_rng_offsets)
 
     def rows(self) -> Tensor:
         """As in Sum; with several pieces, the rows of all points of the grid."""
@@ -601,14 +587,6 @@ class GridAdd(SequenceAdd):
             lengths = self.form.lengths
             rows = grid_rows.table(value, dim, lengths, self.starts, acc, device).reshape(-1, dim)
         return rows if self.columns is None else rows.narrow(-1, *self.columns)
-
-
-def _front_rng_offsets(form: GridForm) -> list[int]:
-    """Philox counter base and stride of each dimension of the extra tokens."""
-    steps = form.rng_offsets[1:]
-    at = [*form.batch_at, form.rows_at[-1], form.channels_at]
-    order = sorted(range(len(at)), key=lambda k: at[k])
-    return [form.first, *(steps[k] for k in order)]
 
 
 class AddGrid(NamedTuple):

@@ -323,22 +323,14 @@ def _select_(x: Tensor, keep: Tensor) -> Tensor:
 
 def id_range(value: Tensor, num_embeddings: int) -> None:
     """Raises IndexError if an id is not a row of weight; synchronizes with the device."""
-    wrong = bad_ids(value, num_embeddings)
-    if wrong is not None:
-        raise wrong
-
-
-def bad_ids(value: Tensor, num_embeddings: int) -> IndexError | None:
-    """The IndexError to raise if an id is not a row of weight, else None."""
     if not value.numel():
-        return None
+        return
     extremes = value.aminmax()
     # On another device both are read at once, because each read waits for it.
     lowest, highest = map(int, extremes) if value.is_cpu else torch.stack(extremes).tolist()
-    if lowest >= 0 and highest < num_embeddings:
-        return None
-    wrong = int(value[(value < 0) | (value >= num_embeddings)][0])
-    return IndexError(
-        f"ids: expected 0 to {num_embeddings - 1}, rows of weight, got {wrong} (weight has {num_embeddings} rows); "
-        "check the tokenizer's vocabulary, or enlarge the embedding"
-    )
+    if lowest < 0 or highest >= num_embeddings:
+        wrong = int(value[(value < 0) | (value >= num_embeddings)][0])
+        raise IndexError(
+            f"ids: expected 0 to {num_embeddings - 1}, rows of weight, got {wrong} (weight has {num_embeddings} rows); "
+            "check the tokenizer's vocabulary, or enlarge the embedding"
+        )
