@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -26,9 +27,6 @@ _ATTENTION = torch._C._nn.scaled_dot_product_attention  # context_parallel repla
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-# Set by `integrations.standard_operators`.
-standard_operators_asked: ContextVar[bool] = ContextVar("sinpe_ext_standard_operators", default=False)
 
 
 class TorchState(NamedTuple):
@@ -125,10 +123,34 @@ def _is_fx_tracing() -> bool:
     return _function_modes() > 0 and torch._ops._get_dispatch_mode_pre_dispatch(_PROXY) is not None
 
 
+_standard_operators_asked: ContextVar[bool] = ContextVar("sinpe_ext_standard_operators", default=False)
+
+
+@contextmanager
+def standard_operators() -> Iterator[None]:
+    """Context manager: torch.export.export produces a program of standard operators only, for runtimes without the
+    operators of this package.
+
+    torch.onnx.export of a module does not need it. Equivalent to such an export, with a program that can be saved::
+
+        with standard_operators():
+            program = torch.export.export(model, arguments)
+        torch.onnx.export(program, dynamo=True)
+
+    Accuracy:
+        as `reference.onnx.encode`. Raises ValueError for dropout.
+    """
+    token = _standard_operators_asked.set(True)
+    try:
+        yield
+    finally:
+        _standard_operators_asked.reset(token)
+
+
 @constant_in_graph
 def is_exporting() -> bool:
     """Whether the graph being traced must not contain custom operators: torch.onnx.export, or `standard_operators`."""
-    return standard_operators_asked.get() or torch.onnx.is_in_onnx_export()
+    return _standard_operators_asked.get() or torch.onnx.is_in_onnx_export()
 
 
 def in_context_parallel() -> bool:

@@ -17,7 +17,7 @@ from torch import nn
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..encodings.values import choice
-from ..operations.onnx import standard_operators as standard_operators
+from ..torch_state import standard_operators as standard_operators
 from . import swapping
 
 __all__ = ["Report", "Swap", "standard_operators", "swap"]

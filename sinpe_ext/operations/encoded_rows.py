@@ -14,9 +14,8 @@ from ..encodings import resolve
 from ..encodings.plan import plan as _plan_of
 from ..encodings.values import position_range
 from ..operator import Derivative, Operator, Size, one_by_one
-from ..reference import apply, float32_angle
+from ..reference import apply, float32_angle, onnx
 from ..reference.tiles import accumulation, arranged, widest
-from . import onnx
 from .dropout import Dropout, scaled
 from .plans import (
     PLAN_ANGULAR_FREQUENCIES,

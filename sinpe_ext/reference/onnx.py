@@ -11,8 +11,7 @@ signed integers, and runtimes divide integers slowly; a float64 product of limbs
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..encodings.plan import Plan
-from ..reference.phase import TURN
-from ..torch_state import outside_modes, standard_operators_asked
+from ..torch_state import outside_modes
+from .phase import TURN
 
 BITS = 26
 BASE = 2.0**BITS
@@ -30,27 +29,6 @@ LIMBS = 5  # of a frequency in turns: 130 bits
 LARGEST = 2.0**76  # float positions of this size and above give NaN: three limbs hold no more
 # Below this frequency the 130 bits have fewer significant bits than float64, and a float64 product is more accurate.
 SMALL_FREQUENCY = 2.0**-70
-
-
-@contextmanager
-def standard_operators() -> Iterator[None]:
-    """Context manager: torch.export.export produces a program of standard operators only, for runtimes without the
-    operators of this package.
-
-    torch.onnx.export of a module does not need it. Equivalent to such an export, with a program that can be saved::
-
-        with standard_operators():
-            program = torch.export.export(model, arguments)
-        torch.onnx.export(program, dynamo=True)
-
-    Accuracy:
-        as `encode` below. Raises ValueError for dropout.
-    """
-    token = standard_operators_asked.set(True)
-    try:
-        yield
-    finally:
-        standard_operators_asked.reset(token)
 
 
 @outside_modes
