@@ -14,7 +14,7 @@ from .encodings import values
 from .encodings.tracing import refuse_jit_trace
 from .encodings.values import INT64_MAX, INT64_MIN, addressable, dense_tensor, integer, shown
 from .encodings.values import length as _length
-from .operations.checks import bool_mask
+from .operations.checks import bool_mask, number
 from .operations.nested import sequence_positions
 from .reference.tiles import widest
 
@@ -34,6 +34,9 @@ def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
     Equivalent to::
 
         torch.cat([torch.arange(n) for n in cu_seqlens.diff()])
+
+    Explicit positions are absolute: for an encoding with a start, such as "fairseq", pass `packed(cu_seqlens) +
+    encoding.start`.
 
     Args:
         cu_seqlens: (number of sequences + 1,), int32 or int64, cumulative sequence lengths as in variable-length
@@ -56,7 +59,7 @@ def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
     if total is None or (ends.device.type == "cpu" and not torch_state.unreadable(ends)):
         if int(ends[0]) != 0 or bool((ends.diff() < 0).any()):
             raise ValueError(
-                f"cu_seqlens: expected 0 and then ends that do not fall, got {ends.tolist()[:8]}; pass "
+                f"cu_seqlens: expected values that begin with 0 and do not decrease, got {ends.tolist()[:8]}; pass "
                 "torch.tensor([0, *lengths]).cumsum(0)"
             )
         if total is None:
@@ -110,7 +113,7 @@ def from_padding_mask(mask: Tensor) -> Tensor:
         positions.masked_fill(attention_mask == 0, 0)
 
     Explicit positions are absolute: the `start` of an encoding is not added. For a convention that has one, such as
-    "fairseq" or "musicgen"::
+    "fairseq"::
 
         encoding = sinpe.convention("fairseq", x.shape[-1])
         sinpe.add(x, encoding, positions=from_padding_mask(mask) + encoding.start, padding_mask=mask)
@@ -180,7 +183,8 @@ def grid(shape: Sequence[int], *, start: int | Sequence[int] = 0, device: torch.
         device: device of the result. None: the default device.
     Returns:
         `(*shape, number of axes)`, int64; the first coordinate is that of the first axis, the row of an image. `encode`
-        of it, or of a part of it, gives the rows of the grid's table.
+        of it, or of a part of it, gives the rows of the grid's table. For axes that start elsewhere than at 0, as those
+        of "detr2d", add it: `grid(shape, start=[axis.start for axis in encoding.axes])`.
     Raises:
         TypeError, ValueError for invalid lengths and for coordinates beyond int64.
     """
@@ -197,7 +201,7 @@ def grid(shape: Sequence[int], *, start: int | Sequence[int] = 0, device: torch.
     axes = []
     for first, length in zip(starts, lengths, strict=True):
         if not traced:
-            first = integer("start", first, INT64_MIN, INT64_MAX, "pass the coordinate of the first grid point")
+            first = integer("start", first, INT64_MIN, INT64_MAX, "add others, as in grid(shape) + 0.5")
             values.position_range(first, length)
         axes.append(torch.arange(length, device=device) + first)
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
@@ -248,7 +252,7 @@ def from_mask_2d(
         on_cpu = from_mask_2d(mask.cpu(), normalize=True, scale=scale, eps=eps, offset=offset)
         return on_cpu.float().to(mask.device)
     dtype = torch.float64 if dtype is None else dtype
-    scale, eps, offset = values.factor("scale", scale), values.factor("eps", eps), values.factor("offset", offset)
+    scale, eps, offset = number("scale", scale), number("eps", eps), number("offset", offset)
     if offset and not normalize:
         raise ValueError(f"offset: expected 0 without normalize=True, got {offset}; pass normalize=True")
     pixels = (~mask).long()

@@ -38,7 +38,8 @@ constexpr double kRoundShift = 0x1.8p52;
 // p * f reduced: returns the rest t in turns, and the quarter in the low bits of *quarter. The quarter is that of the
 // rounded product, from which the rest is computed exactly. The rounding error of the product, at most 3 * 2^-9, is
 // added to the rest: |t| <= 0.131.
-//   Types: V   Max error: 2^-53 relative to t, plus |p*f| * 2^-104   Valid range: |p| < 2^53 exact, |p*f| < 2^45
+//   Types: V   Max error: 2^-53 relative to t, plus |p*f| * kPhaseError   Valid range: |p| < 2^53 exact, |p*f| < 2^45
+constexpr double kPhaseError = 0x1p-104;
 template <class V>
 SINPE_HD V fast_phase(V p, V turns_hi, V turns_lo, bits_t<V>* quarter) {
   const V h = p * turns_hi;

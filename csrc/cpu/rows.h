@@ -74,7 +74,7 @@ struct RowKernels {
   void (*direct_float)(const Plan& plan, double position, float* row);
   void (*direct_double)(const Plan& plan, double position, double* row);
   // Rows at n <= kBlockRows such positions, of a plan for which has_few_channels() is true; returns false, with none
-  // written, if a rounding is undecided.
+  // written, for amplitudes and positions so small that the bounds are not valid.
   bool (*block_float)(const Plan& plan, const double* positions, int64_t n, float* out, int64_t stride);
   bool (*block_double)(const Plan& plan, const double* positions, int64_t n, double* out, int64_t stride);
   bool (*block_bfloat16)(const Plan& plan, const double* positions, int64_t n, bfloat16* out, int64_t stride);

@@ -19,7 +19,7 @@ struct PackedArray {
     device.expect(name, packed);
     const ScalarType type = packed.scalar_type();
     expect(type == ScalarType::Long, name, ": expected int64 words, got ", torch::headeronly::toString(type));
-    expect(size > 0, name, ": expected the words of a ", name, ", got none");
+    expect(size > 0, name, ": expected a packed ", name, " tensor, got none");
     expect(packed.is_contiguous(), name, ": expected contiguous words, got strides; pass ", name, ".contiguous()");
     data = static_cast<const int64_t*>(packed.const_data_ptr());
   }

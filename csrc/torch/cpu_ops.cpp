@@ -53,9 +53,9 @@ struct Call {
   }
   void add_grid(const PackedArray& grid, const void* values, int64_t n_values, const sinpe_add_arguments& a) const {
     const sinpe_status status = sinpe_add_grid(grid.data, grid.size, values, n_values, &a);
-    expect(status != SINPE_BAD_PLAN, "grid: expected the words of a grid over ", n_values,
-           " values, got others; pass sinpe_ext.operations.grid_rows.pack_grid(...)");
-    expect(status != SINPE_BAD_ARGUMENT, "x: expected the places and channels of the grid, without a padding_mask ",
+    expect(status != SINPE_BAD_PLAN, "grid: expected a packed grid tensor for ", n_values,
+           " values, got another; pass sinpe_ext.operations.grid_rows.pack_grid(...)");
+    expect(status != SINPE_BAD_ARGUMENT, "x: expected the points and channels of the grid, without a padding_mask ",
            "where it is one by channels, got other sizes, or an out that overlaps an operand");
     check_status(status);
   }

@@ -125,7 +125,9 @@ class use_backend:
 
     def __init__(self, name: str):
         if name not in SETTINGS:
-            raise ValueError(f"name: expected one of {', '.join(SETTINGS)}, got {name!r}")
+            raise ValueError(
+                f"name: expected one of {', '.join(SETTINGS)}, got {name!r}; the device is that of the tensors"
+            )
         if name == "compiled":
             _require_compiled("cpu")
         self.name = name

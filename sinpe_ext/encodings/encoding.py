@@ -126,6 +126,11 @@ class Encoding:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
+        if type(self.start).__name__ == "SymInt":  # in an export that is not strict
+            raise TypeError(
+                "start: expected an int, got a symbolic size of a graph, which an encoding would keep as a constant; "
+                "pass it as start= of the call"
+            )
         # operator.index makes an int of a SymInt.
         put(self, "dim", index(integer("dim", self.dim, 1, MAX_DIM, "pass the number of channels")))
         put(self, "start", index(integer("start", self.start, -(2**63), 2**63 - 1, "pass an int64 position")))

@@ -188,6 +188,10 @@ class GridEncoding:
         Accuracy:
             the new position_scale is the exact fraction.
         """
+        if not hasattr(lengths, "__len__"):
+            raise TypeError(
+                f"lengths: expected {self.ndim} ints, one per axis, got {type(lengths).__name__}; pass the grid's shape"
+            )
         if len(lengths) != self.ndim:
             raise ValueError(f"lengths: expected {self.ndim}, one per axis, got {len(lengths)}; pass the grid's shape")
         factors = []

@@ -175,10 +175,10 @@ def strided_tensor(name: str, value: Any, *, may_be_dtensor: bool = False) -> No
 
     if not isinstance(value, torch.Tensor):
         held = isinstance(value, torch.nn.Module) and isinstance(getattr(value, "weight", None), torch.Tensor)
-        raise TypeError(
-            f"{name}: expected a torch.Tensor, got {type(value).__name__}; pass "
-            f"{'its .weight' if held else 'torch.as_tensor(...)'}"
-        )
+        advice = "pass its .weight" if held else "pass torch.as_tensor(...)"
+        if isinstance(value, torch.fx.Proxy):
+            advice = "torch.fx.symbolic_trace records layers, not functions: use a layer, or torch.export"
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}; {advice}")
     if type(value) is not torch.Tensor:
         if not may_be_dtensor and is_dtensor(value):
             raise TypeError(
@@ -244,7 +244,9 @@ def is_dtensor(value: Any) -> bool:
 
 def length(value: Any, name: str = "length") -> int:
     """Checks a number of rows; returns an int."""
-    return integer(name, value, 0, INT64_MAX, "pass the number of rows")
+    is_shape = isinstance(value, (tuple, list)) and name == "length"
+    advice = "pass the number of rows" + (", or a GridEncoding for a shape" if is_shape else "")
+    return integer(name, value, 0, INT64_MAX, advice)
 
 
 def probability(name: str, value: Any, hint: str = "pass a probability") -> float:
@@ -265,7 +267,9 @@ def start(value: Any) -> int:
     """Checks `start`; returns an int."""
     advice = "pass the int64 position of the first row"
     if isinstance(value, float):
-        advice += ", or fractional positions, as in positions=torch.arange(S) + 0.5 or positions.grid(shape) + 0.5"
+        advice += (
+            f", or fractional positions to add or encode, torch.arange(S) + {value} or positions.grid(shape) + {value}"
+        )
     return integer("start", value, INT64_MIN, INT64_MAX, advice)
 
 

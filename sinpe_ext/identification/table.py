@@ -180,7 +180,7 @@ def as_rows(table: Any) -> Tensor:
     if not holds or not hasattr(table, "__array_interface__"):
         raise TypeError(
             f"table: expected a tensor or a NumPy array, got {type(table).__name__}; pass the values, "
-            'state_dict["pe"], say'
+            'as in state_dict["pe"] (for a file: python -m sinpe_ext identify FILE)'
         )
     kind = table.dtype.name
     if kind not in ("float16", "float32", "float64"):

@@ -92,7 +92,7 @@ def pictures_of(module: Any) -> list[Candidate] | Left | None:
         options = {"_sinpe_normalize": bool(normalize), "_sinpe_scale": float(scale), "_sinpe_offset": offset}
         furthest, slack = (float(scale), NORMALISED) if normalize else (13.0, 1.0)
         probes = [Probe(args, {}, furthest, slack) for args in _arguments(mixin, int(features), offset)]
-        candidates.append(Candidate(mixin, grid, (), probes, options, "places of a feature map"))
+        candidates.append(Candidate(mixin, grid, (), probes, options, "points of a feature map"))
     return candidates
 
 

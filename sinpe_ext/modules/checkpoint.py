@@ -33,11 +33,12 @@ ROWS_TO_RECOGNIZE = 64
 
 class Mismatch(NamedTuple):
     """How a table in a checkpoint differs from an encoding, and the convention that it matches, "" if none is known; or
-    the grid_shape for which it is the encoding."""
+    the grid_shape, or the extra_tokens, for which it is the encoding."""
 
     text: str
     convention: str = ""
     grid_shape: tuple[int, ...] | None = None
+    extra_tokens: int | None = None
 
 
 def table_of(layer: SinusoidalPositionalEncoding, device: torch.device | str | None = None) -> Tensor | None:
@@ -106,6 +107,15 @@ def _warn(layer: SinusoidalPositionalEncoding, prefix: str, problem: Mismatch) -
             f"{prefix}pe: the checkpoint's table is the same encoding for a grid of {theirs}, and the layer's "
             f"grid_shape is {ours}; the layer computes the rows of {ours}. To stretch the trained coordinates over it, "
             f"pass encoding.interpolated({layer.grid_shape}, base_size={sides})",
+            UserWarning,
+            stacklevel=3,
+        )
+        return
+    if problem.extra_tokens is not None:
+        warnings.warn(
+            f"{prefix}pe: the checkpoint's table is the same encoding behind {problem.extra_tokens} rows for extra "
+            f"tokens, and the layer has extra_tokens={layer.extra_tokens}; pass extra_tokens={problem.extra_tokens} if "
+            "the model's sequences begin with them",
             UserWarning,
             stacklevel=3,
         )
@@ -201,6 +211,11 @@ def _grid_mismatch(
         grid_shape, grid, dtype=torch.float64, device="cpu", flatten=True, extra_tokens=extra_tokens
     )
     if ours.shape != rows.shape:
+        front = len(rows) - len(ours) + extra_tokens
+        if front > 0 and not bool(rows[:front].any()):
+            error = (rows[front:].to(torch.float64) - ours[extra_tokens:]).abs()
+            if bool((error <= _allowed(rows, grid, grid_shape)).all()):
+                return Mismatch(f"it has {front} rows for extra tokens", extra_tokens=front)
         wanted = f"{len(ours)} of grid_shape {grid_shape} with extra_tokens {extra_tokens}"
         return Mismatch(f"it has {len(rows)} rows, not the {wanted}", grid_shape=_other_shape(rows, grid, extra_tokens))
     error = (rows.to(torch.float64) - ours).abs().amax(1)

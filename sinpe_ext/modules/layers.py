@@ -96,11 +96,12 @@ class SinusoidalPositionalEncoding(nn.Module):
             )
         self.max_len = None if max_len is None else values.length(max_len, "max_len")
         self.persistent_table = values.flag("persistent_table", persistent_table)
-        if is_grid and (max_len is not None or (persistent_table and grid_shape is None)):
+        if is_grid and max_len is not None:
             raise ValueError(
-                "max_len: expected None for a grid, whose table has the rows of grid_shape, got "
-                f"max_len={values.shown(max_len)} and grid_shape={values.shown(grid_shape)}; pass grid_shape"
+                f"max_len: expected None for a grid, got {values.shown(max_len)}; pass grid_shape, its axes' lengths"
             )
+        if is_grid and persistent_table and grid_shape is None:
+            raise ValueError("persistent_table: expected grid_shape with it for a grid, got None; pass grid_shape")
         if not is_grid:
             checks.refuse_grid_shape(grid_shape, "pass encoding= a GridEncoding, or the name of one")
         axes = self.encoding.ndim if is_grid else 0

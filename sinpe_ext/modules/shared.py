@@ -101,28 +101,39 @@ def check_limit(call: Any, max_len: int) -> None:
     last: float
     if call.positions is None:
         rows = call.whole_rows
-        first = lowest + int(call.start) - call.row_offset
+        first = lowest + call.start - call.row_offset
         last = first + rows - 1
+        if isinstance(call.start, torch.SymInt):  # a comparison would limit the sizes that a program accepts
+            allowed = torch.scalar_tensor(first, dtype=torch.int64) >= lowest
+            allowed &= torch.scalar_tensor(last, dtype=torch.int64) <= highest
+            torch._assert_async(allowed, _limit_message(call, lowest, highest, "others"))
+            return
     elif not rows or 0 in call.positions.shape or call.device.type == "meta":
         return
     else:
         p = call.positions
-        by_start = call.positions_are_starts
         if torch_state.unreadable(p):
-            ahead = rows - 1 if by_start else 0
+            ahead = rows - 1 if call.positions_are_starts else 0
             allowed = ((p >= lowest) & (p <= highest - ahead)).all()
             torch._assert_async(allowed, _limit_message(call, lowest, highest, "others"))
             return
         first, last = torch.stack(p.aminmax()).tolist()  # the only synchronization with a device
-        last += rows - 1 if by_start else 0
+        last += rows - 1 if call.positions_are_starts else 0
     if rows and not (first >= lowest and last <= highest):
-        raise IndexError(_limit_message(call, lowest, highest, f"{last if first >= lowest else first}"))
+        is_below = first < lowest
+        raise IndexError(_limit_message(call, lowest, highest, f"{first if is_below else last}", is_below))
 
 
-def _limit_message(call: Any, lowest: int, highest: int, got: str) -> str:
-    """The error message for a position outside of lowest..highest."""
+def _limit_message(call: Any, lowest: int, highest: int, got: str, is_below: bool = False) -> str:
+    """The error message for a position outside of lowest..highest; `is_below`: known to be below it."""
     advice = "raise max_len or leave it unset, no table is stored"
-    if call.positions is None and int(call.start) == call.row_offset:  # no start, too many rows
+    if is_below and (call.positions is None or call.positions_are_starts):
+        advice = "pass a start of 0 or more"
+    elif is_below:
+        absolute = f"add encoding.start, {lowest}, to them, which explicit positions include"
+        advice = absolute if lowest else "pass 0 or more"
+    is_symbolic = isinstance(call.start, torch.SymInt)
+    if call.positions is None and not is_symbolic and call.start == call.row_offset:  # no start, too many rows
         rows, name = call.whole_rows, call.target().name
         return f"{name}: expected at most {highest - lowest + 1} rows, which max_len allows, got {rows}; {advice}"
     if call.positions is None or call.positions_are_starts:

@@ -82,7 +82,8 @@ class TimestepEncoding(nn.Module):
 
         Args:
             t: any shape; integers, float32 or float64, used at their exact value. encoding.start is not added. bfloat16
-                and float16 are used at their stored value, with one warning per process.
+                and float16 are used at their stored value, with one warning per process. Another warns, in eager mode
+                on the CPU, if all of the first timesteps are fractions between 0 and 1.
         Returns:
             `(*t.shape, dim)` in the dtype of the layer, on the device of t; NaN where t is NaN or infinite.
         Raises:
@@ -103,7 +104,7 @@ class TimestepEncoding(nn.Module):
         # .half(), .to(...) and .bfloat16() apply fn to parameters; as there are none, an empty tensor shows the dtype.
         if self.follows:
             dtype = fn(torch.empty(0, dtype=self.dtype, device="cpu")).dtype
-            checks.float_dtype("dtype", dtype)
+            checks.float_dtype("dtype", dtype, "dtype= to TimestepEncoding, which then keeps it")
             self.dtype = dtype
         super()._apply(fn, recurse)
         return self
@@ -139,9 +140,7 @@ def _timesteps(t: Any) -> Tensor:
             _warn_once(t.dtype)
         return t.float()
     if t.dtype == torch.bool or t.is_complex() or (t.is_floating_point() and t.dtype not in _EXACT):
-        raise TypeError(
-            f"t: expected float32, float64 or an integer dtype, got {t.dtype}; convert it, say with float()"
-        )
+        raise TypeError(f"t: expected float32, float64 or an integer dtype, got {t.dtype}; convert it, as in t.float()")
     return t
 
 
@@ -153,7 +152,7 @@ def _warn_once(dtype: torch.dtype) -> None:
     _warned = True
     warnings.warn(
         f"t: got {dtype}, which cannot hold most timesteps: 998.39 is stored as {_STORED[dtype]}. The stored values "
-        "are encoded as they are; compute t in float32 and pass it so, the result has the layer's dtype in any case. "
+        "are encoded as they are; keep t in float32, the result has the layer's dtype in any case. "
         "This warning is shown once per process.",
         stacklevel=6,  # the caller of the layer, above nn.Module.__call__ and the functions that it calls
     )
@@ -176,8 +175,8 @@ def _warn_of_fractions(t: Any, encoding: Encoding) -> None:
     elif low <= high and bool((t != t.round()).any()):  # not NaN
         _range_checks = 0
         warnings.warn(
-            f"t: got timesteps between 0 and 1, {low:.3g} to {high:.3g}, which this encoding of steps up to 1000 makes "
-            'nearly equal; for models that are trained on fractions pass encoding="flux", or position_scale=1000. '
-            "This warning is shown once per process.",
+            f"t: got timesteps between 0 and 1, {low:.3g} to {high:.3g}, which this encoding of steps up to 1000 "
+            'maps to nearly equal rows; for models that are trained on fractions pass encoding="flux", or '
+            "position_scale=1000. This warning is shown once per process.",
             stacklevel=5,  # the caller of the layer, above nn.Module.__call__
         )

@@ -237,13 +237,26 @@ class Sum:
         """The argument that the others must match."""
         raise NotImplementedError
 
-    def set_rows(self, width: int, arguments: Any) -> None:
-        """Checks and stores the arguments that `AddArguments` and `EmbedArguments` share; `width` is the number of
-        channels, for an encoding given by name or not at all."""
+    def set_rows(self, arguments: Any, form: Form, shape: Sequence[int], part: Part | None, data: str) -> None:
+        """Checks and stores the arguments that `AddArguments` and `EmbedArguments` share.
+
+        Args:
+            form, shape: the layout and the shape of the result.
+            part: where the result lies in the whole, if it is a shard.
+            data: "x" or "weight", the argument whose channels must be those of the encoding.
+        """
+        (rows_at, channels_at), whole = form.axes, shape if part is None else part.shape
+        self.whole_rows, width, count = whole[rows_at], operator.index(whole[channels_at]), shape[channels_at]
+        if part is not None:
+            self.row_offset = part.first[rows_at]
+            if width != operator.index(count):  # one channel broadcasts to data without channels
+                self.columns = min(operator.index(part.first[channels_at]), width - 1), max(operator.index(count), 1)
         self.is_empty = 0 in self.shape
         self.encoding_arguments: plans.EncodingArguments = arguments.encoding, width, self.columns
         self.encoding, self.drop_threshold, plan = _constants(*self.encoding_arguments, arguments.dropout)
         self.plan = None if self.device.type == "cuda" else plan
+        if self.drop_threshold or self.state.compiling:
+            self.rng_offsets = form.rng_offsets(shape, part)
         # Not cached by `cached_by_value`: 0.0 and -0.0 are equal, but results differ in sign.
         scale, alpha, mask = arguments.scale, arguments.alpha, arguments.padding_mask
         self.scale: float = scale if type(scale) is float else checks.number("scale", scale)
@@ -253,25 +266,16 @@ class Sum:
         self.set_positions(arguments.positions, arguments.start)
         self.seed_argument = None if arguments.seed is None else checks.seed(arguments.seed, self.device)
         self.has_kernel = self.encoding.angle == "exact" and not (self.is_empty or self.has_no_data)
+        if arguments.encoding is not None or width:
+            is_whole = self.columns is None
+            dim = self.encoding.dim if is_whole else resolve.encoding(*self.encoding_arguments[:2]).dim
+            checks.channels(data, getattr(arguments, data).shape, width, dim)
 
     def set_alpha(self, alpha: Any) -> None:
         """Checks and stores alpha."""
         alpha = checks.alpha(alpha, self.target())
         is_one = not isinstance(alpha, Tensor) and (checks.is_one(alpha) if self.state.compiling else alpha == 1.0)
         self.alpha = None if is_one else alpha
-
-    def set_part(self, part: Part, rows_at: int, channels_at: int, shape: Sequence[int]) -> int:
-        """Stores where data of `shape` lies in the whole; returns the number of channels of the whole."""
-        self.row_offset, self.whole_rows = part.first[rows_at], part.shape[rows_at]
-        width, count = operator.index(part.shape[channels_at]), operator.index(shape[channels_at])
-        if width != count:
-            first = operator.index(part.first[channels_at])
-            self.columns = min(first, width - 1), max(count, 1)  # one channel broadcasts to data without channels
-        return width
-
-    def whole_dim(self) -> int:
-        """Number of channels of the encoding; the data may have fewer, as a shard."""
-        return self.encoding.dim if self.columns is None else resolve.encoding(*self.encoding_arguments[:2]).dim
 
     def set_positions(self, positions: Any, start: Any) -> None:
         """Checks and stores positions, or start if there are none."""
@@ -491,19 +495,8 @@ class SequenceAdd(Addition):
         # Other types than int are not cached: a tensor may change.
         form_of = _form if type(seq_dim) is int and type(channel_dim) is int else _make_form
         self.form = form = form_of(len(shape), seq_dim, channel_dim)
-        rows_at, channels_at = form.axes
         self.shape = shape if form.is_canonical else torch.Size([shape[d] for d in form.order])
-        if part is None:
-            self.whole_rows, width = shape[rows_at], operator.index(shape[channels_at])
-        else:
-            width = self.set_part(part, rows_at, channels_at, shape)
-        self.set_rows(width, arguments)
-        if width != self.encoding.dim:
-            dim = self.whole_dim()
-            if width != dim and (arguments.encoding is not None or width):
-                checks.channels(shape, width, dim)
-        if self.drop_threshold and (part is not None or not form.is_canonical or self.state.compiling):
-            self.rng_offsets = form.rng_offsets(shape, part)
+        self.set_rows(arguments, form, shape, part, "x")
 
     def target(self) -> Target:
         x, rows_at = self.x, self.form.axes[0]
@@ -511,7 +504,8 @@ class SequenceAdd(Addition):
 
     def by_operator(self, out: Tensor | None = None) -> Tensor:
         x, form = self.x, self.form
-        if out is None and (form.is_canonical or self.state.compiling or self.needs_grad(x)):
+        is_plain = form.is_canonical and x.is_contiguous()
+        if out is None and (is_plain or self.state.compiling or self.needs_grad(x)):
             return form.restored(ADD(self.operands(form.canonical(x)), state=self.state))
         out = torch.empty_like(x) if out is None else out
         x = form.canonical(x)

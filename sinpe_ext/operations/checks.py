@@ -162,12 +162,13 @@ def check_x(x: Any) -> None:
     check_storage_bounds("x", x)
 
 
-def channels(shape: Sequence[int], width: int, dim: int) -> None:
-    """Raises ValueError if x, of this shape, has another number of channels, `width`, than the encoding, `dim`."""
+def channels(name: str, shape: Sequence[int], width: int, dim: int) -> None:
+    """Raises ValueError if x or weight, of this shape, or the whole of which it is a shard, has another number of
+    channels, `width`, than the encoding, `dim`."""
     if width != dim:
         raise ValueError(
-            f"x: expected {dim} channels, those of the encoding, got {width} in shape {tuple(shape)}; "
-            f"pass an encoding of dim {width}, or the channel_dim of x"
+            f"{name}: expected {dim} channels, those of the encoding, got {width} in shape {tuple(shape)}; "
+            f"pass an encoding of dim {width}{', or the channel_dim of x' if name == 'x' else ''}"
         )
 
 
@@ -360,16 +361,6 @@ def weight(value: Any) -> Tensor:
         )
     check_storage_bounds("weight", value)
     return value
-
-
-def weight_channels(value: Tensor, width: int, dim: int) -> None:
-    """Raises ValueError if weight, or the whole of which it is a shard, has another number of channels, `width`, than
-    the encoding, `dim`."""
-    if width != dim:
-        raise ValueError(
-            f"weight: expected {dim} channels, those of the encoding, got shape {tuple(value.shape)}; pass an encoding "
-            f"of dim {width}"
-        )
 
 
 def ids(value: Any, weight: Tensor) -> Tensor:

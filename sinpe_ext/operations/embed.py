@@ -78,20 +78,9 @@ class EmbedCall(Sum):
         self.has_no_data = self.state.fake or weight.is_meta
         result = torch.Size((*ids.shape, operator.index(channels)))
         self.shape = torch.Size((*self.ids.shape, result[-1]))
-        if part is None:
-            self.whole_rows, width = result[rows_at], result[-1]
-        else:
-            width = self.set_part(part, rows_at, rank, result)
         padding_idx, sparse = arguments.padding_idx, arguments.sparse
         self.padding_idx = -1 if padding_idx is None else checks.padding_idx(padding_idx, self.num_embeddings)
-        self.set_rows(width, arguments)
-        if width != self.encoding.dim:
-            dim = self.whole_dim()
-            if width != dim and (arguments.encoding is not None or width):
-                checks.weight_channels(weight, width, dim)
-        in_graph = self.state.compiling
-        if in_graph or (self.drop_threshold and (part is not None or not self.form.is_canonical)):
-            self.rng_offsets = self.form.rng_offsets(result, part)
+        self.set_rows(arguments, self.form, result, part, "weight")
         self.sparse = sparse if type(sparse) is bool else values.flag("sparse", sparse)
         if arguments.encode_padding is not True and not values.flag("encode_padding", arguments.encode_padding):
             self._mask_padding()

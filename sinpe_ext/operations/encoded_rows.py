@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import reference, torch_state
+from ..backend import loader
 from ..encodings import resolve
 from ..encodings.plan import plan as _plan_of
 from ..encodings.values import position_range
@@ -46,6 +47,8 @@ def table(of: EncodingArguments, length: Any, start: Any, dtype: torch.dtype, de
         if torch_state.is_exporting():
             return onnx.table(_plan_of(encoding), length, start, dtype, device)
         rows = TABLE(Table(graph_plan(*of, device), start, length, encoding.dim, dtype), state=state)
+    elif not (state.fx_tracing or loader.compiled(device.type)):  # an intercepted operator may call a loaded kernel
+        return reference.table(_plan_of(encoding), length, encoding.start + start, dtype, device)
     else:
         with _stated_size((length, encoding.dim), dtype, device):
             rows = TABLE(Table(pack_plan(encoding, device), start, length, encoding.dim, dtype), state=state)
@@ -75,6 +78,8 @@ def _rows_at(positions: Tensor, packed_plan: Tensor, dim: int, dtype: torch.dtyp
     state, shape = torch_state.read(), (*positions.shape, dim)
     if (state.fake or positions.is_meta) and not state.fx_tracing:
         return positions.new_empty(shape, dtype=dtype)
+    if (state.traced or state.transformed) and not (state.fx_tracing or loader.compiled(positions.device.type)):
+        return reference.encode(decoded(packed_plan), positions.detach(), dtype)
     with _stated_size(shape, dtype, positions.device):
         rows: Tensor = ENCODE(Encode(positions.contiguous(), packed_plan, dim, dtype), state=state)
     return rows

@@ -219,7 +219,7 @@ def _make_grid_constants(*layout: Any) -> _GridConstants:
     is_grid = resolve.is_grid(of.encoding)
     if not is_grid:
         checks.refuse_grid_shape(of.grid_shape, "pass a GridEncoding, or the name of one")
-    checks.channels(of.shape, width, dim)
+    checks.channels("x", of.shape, width, dim)
     form = GridForm(of, len(firsts))
     drop_threshold = values.drop_threshold(of.dropout)
     is_single_encoding = not is_grid

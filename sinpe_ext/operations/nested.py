@@ -141,7 +141,7 @@ class Sequences:
         shortest, longest = lengths.aminmax() if self.count else (0, 0)
         if int(ends[0]) != 0 or int(shortest) < 0 or int(ends[-1]) > rows:
             raise ValueError(
-                f"{self.name}: expected offsets that begin with 0, do not fall and end with at most {rows}, the "
+                f"{self.name}: expected offsets that begin with 0, do not decrease and end with at most {rows}, the "
                 f"rows of its values, got {ends.tolist()[:8]}; pass torch.tensor([0, *lengths]).cumsum(0)"
             )
         return int(longest)
@@ -229,8 +229,8 @@ class JaggedAdd(_JaggedCall, SequenceAdd):
         self.sequences = of = Sequences("x", arguments.x)
         if not arguments.is_sequence():
             raise ValueError(
-                "encoding, grid_shape, extra_tokens: expected an encoding of one dimension, None and 0 for a jagged x, "
-                f"got {values.shown(arguments.encoding)}, {values.shown(arguments.grid_shape)} and "
+                "encoding, grid_shape, extra_tokens: expected no grid and no extra tokens for a jagged x, got "
+                f"{values.shown(arguments.encoding)}, {values.shown(arguments.grid_shape)} and "
                 f"{values.shown(arguments.extra_tokens)}; call add(x.values(), ...) with positions of its rows"
             )
         of.check_no_padding_mask(arguments.padding_mask)

@@ -368,6 +368,18 @@ MISTAKES = {
         IndexError,
         "start: expected rows at positions 0 to 7, which max_len allows, got 9",
     ),
+    "positions without the encoding's start": (
+        lambda: sinpe.SinusoidalPositionalEncoding(16, 0.0, max_len=8, encoding="fairseq")(
+            torch.zeros(1, 4, 16), positions=torch.arange(4)
+        ),
+        IndexError,
+        "positions: expected 2 to 9, .* got 0; add encoding.start, 2, to them",
+    ),
+    "start before the encoding's": (
+        lambda: sinpe.SinusoidalPositionalEncoding(16, 0.0, max_len=8)(torch.zeros(1, 4, 16), start=-2),
+        IndexError,
+        "start: expected .* got -2; pass a start of 0 or more",
+    ),
     "too many rows": (
         lambda: sinpe.SinusoidalEmbedding(10, 16, max_len=3)(torch.zeros(1, 4, dtype=torch.long)),
         IndexError,

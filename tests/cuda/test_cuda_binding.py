@@ -111,7 +111,7 @@ ERRORS: dict[str, tuple[str, dict[str, Change], str]] = {  # operator, invalid a
         {"grid": lambda t: twice(t)[::2]},
         "grid: expected contiguous words, .* pass grid",
     ),
-    "grid empty": ("add_grid_out", {"grid": lambda t: t[:0]}, "grid: expected the words of a grid, got none$"),
+    "grid empty": ("add_grid_out", {"grid": lambda t: t[:0]}, "grid: expected a packed grid tensor, got none$"),
     "values dtype": ("add_grid_out", {"values": Tensor.double}, "values: .* row of Float, got 1 dimensions of Double$"),
     "values of float64": (
         "add_grid_out",
@@ -213,10 +213,10 @@ def test_invalid_plan(name: str, case: Any, device: torch.device) -> None:
 
 
 NO_GRID: dict[str, tuple[dict[str, Change], str]] = {  # the CPU raises, CUDA gives NaN
-    "no grid": ({"grid": no_plan}, "grid: expected the words of a grid over 24 values, got others; pass"),
-    "a plan": ({"grid": lambda t: pack_plan(sinpe.Encoding(D)).to(t.device)}, "grid: expected the words"),
-    "fewer values": ({"values": lambda t: t[1:]}, "grid: expected the words of a grid over 23 values"),
-    "more values": ({"values": twice}, "grid: expected the words of a grid over 48 values"),
+    "no grid": ({"grid": no_plan}, "grid: expected a packed grid tensor for 24 values, got another; pass"),
+    "a plan": ({"grid": lambda t: pack_plan(sinpe.Encoding(D)).to(t.device)}, "grid: expected a packed grid tensor"),
+    "fewer values": ({"values": lambda t: t[1:]}, "grid: expected a packed grid tensor for 23 values"),
+    "more values": ({"values": twice}, "grid: expected a packed grid tensor for 48 values"),
     "other lengths": (
         {
             "grid": lambda t: grid_rows.pack_grid(GRID, (S + 1,), False, t.device),

@@ -113,7 +113,8 @@ def test_max_len_is_a_limit(case: Any, training: bool, backend: str) -> None:
     if beyond is None:
         assert torch.equal(layer(x, **arguments), sinpe.add(x, **arguments))
     else:
-        with pytest.raises(IndexError, match=f"expected .*0 to 9, .* got {beyond}; raise max_len or leave it"):
+        advice = "pass (a start of )?0 or more" if beyond.startswith("-") else "raise max_len or leave it"
+        with pytest.raises(IndexError, match=f"expected .*0 to 9, .* got {beyond}; {advice}"):
             layer(x, **arguments)
     if "positions" in arguments:
         arguments = {"positions": arguments["positions"] + 100}

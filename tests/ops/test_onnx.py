@@ -14,7 +14,8 @@ from traced_models import Call, ids, x
 
 import sinpe_ext as sinpe
 from sinpe_ext.encodings.plan import plan
-from sinpe_ext.operations import onnx as onnx_graph
+from sinpe_ext.integrations import standard_operators
+from sinpe_ext.reference import onnx as onnx_graph
 
 onnx = pytest.importorskip("onnx", reason="ONNX export needs onnx")
 pytest.importorskip("onnxscript", reason="ONNX export needs onnxscript")
@@ -144,7 +145,7 @@ def test_export_contains_standard_operators_only(name: str) -> None:
     model, arguments, sizes, others = CASES[name]
     shapes = (sizes,) if isinstance(model, Call) else sizes
     assert "sinpe_ext" in str(torch.export.export(model, arguments, dynamic_shapes=shapes).graph)
-    with onnx_graph.standard_operators():
+    with standard_operators():
         program = torch.export.export(model, arguments, dynamic_shapes=shapes)
     assert "sinpe_ext" not in str(program.graph)
     ready = session(torch.onnx.export(program, dynamo=True, verbose=False))

@@ -16,6 +16,7 @@ import sinpe_ext as sinpe
 D = 16
 ENCODING = sinpe.Encoding(D)
 GRID = sinpe.convention("mae2d", D)
+LAYER = sinpe.SinusoidalPositionalEncoding(D, max_len=20_000).eval()
 WEIGHT = torch.randn(9, D, generator=torch.Generator().manual_seed(1))
 
 
@@ -52,6 +53,10 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
     "add_, scale and alpha": lambda x: sinpe.add_(x + 0, ENCODING, scale=x.size(1) / 4, alpha=x.size(1) ** 0.5),
     "add, dropout, alpha": lambda x: sinpe.add(x, ENCODING, alpha=x.size(1) ** 0.5, dropout=0.5, seed=1),
     "add of a grid, scale": lambda x: sinpe.add(x.unsqueeze(1), GRID, scale=x.size(1) ** 0.5, alpha=x.size(1) / 3),
+    "layer with max_len, start": lambda x: LAYER(x, start=x.size(1)),
+    "positions.from_mask_2d, scale": lambda x: sinpe.positions.from_mask_2d(
+        x[..., :3] > 9, normalize=True, scale=x.size(1) / 2, eps=1 / x.size(1)
+    ),
     "embed, scale": lambda x: sinpe.embed(ids_of(x), WEIGHT, ENCODING, scale=x.size(1) ** 0.5, alpha=x.size(1)),
     "encode, positions divided": lambda x: sinpe.encode(torch.arange(x.size(1)) / x.size(1), ENCODING),
 }
@@ -66,6 +71,10 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
         "Constraints violated|dropout: expected a float, got SymFloat",
     ),
     "start": (lambda x: sinpe.add(x, ENCODING, start=x.size(1) / 2), "start: expected int|Unsupported"),
+    "start of an encoding": (
+        lambda x: sinpe.add(x, sinpe.convention("t2t", D, start=x.size(1))),
+        "Constraints violated|start: expected an int, got a symbolic size",
+    ),
 }
 
 
