@@ -35,6 +35,31 @@ def encode(dim: int, *, integers: bool) -> Subjects:
     )
 
 
+def turns(layout: str, dim: int, parts: int) -> Subjects:
+    """Positions that are multiples of 1 / parts, in turns: many of the values are exactly 0, 1 or -1."""
+    frequencies = tuple(2.0**k for k in range(dim // 2))
+    encoding = sinpe.Encoding(dim, unit="turn", layout=layout, frequencies=frequencies)
+    whole = torch.randint(0, 5000, (VALUES // dim,), generator=torch.Generator().manual_seed(0))
+    positions, turned = whole if parts == 1 else whole / parts, torch.tensor(frequencies, dtype=torch.float64)
+    angular = (2 * math.pi * turned).float()
+
+    def of(angle: torch.Tensor) -> torch.Tensor:
+        values = angle.sin(), angle.cos()
+        return torch.cat(values, -1) if layout == "sin_cos" else torch.stack(values, -1).flatten(-2)
+
+    def check() -> None:
+        some = positions[:CHECK_ROWS]
+        exact = of(2 * math.pi * (some.double().unsqueeze(-1) * turned % 1))
+        peer.agree("turns", sinpe.encode(some, encoding), exact, tolerance(torch.float32, 1))
+
+    return Subjects(
+        ours=lambda: sinpe.encode(positions, encoding),
+        floor=lambda: torch.full((VALUES // dim, dim), 1.0),
+        peers={"naive float32 formula": lambda: of(positions.float().unsqueeze(-1) * angular)},
+        check=check,
+    )
+
+
 def fourier(features: int) -> Subjects:
     """Random Fourier features of points: sines and cosines of 2 pi x @ frequencies, by the recipe of
     docs/conventions.md."""
@@ -78,6 +103,15 @@ def rows() -> tuple[Row, ...]:
             title = f"encode {VALUES // dim} {kind} x {dim}"
             build = partial(encode, dim, integers=integers)
             bench_rows.append(Row(f"encode_{dim}_{kind}", title, build, "torch.full", None, faster))
+    for dim, layout, parts, values in (
+        (2, "interleaved", 1, "whole"),
+        (2, "interleaved", 8, "eighths of"),
+        (20, "interleaved", 512, "512ths of"),
+        (48, "sin_cos", 512, "512ths of"),
+    ):
+        title = f"encode {VALUES // dim} {values} turns x {dim}, {layout}"
+        build = partial(turns, layout, dim, parts)
+        bench_rows.append(Row(f"encode_{dim}_turns_{parts}", title, build, "torch.full", None, faster))
     for shape in ((1, 64, 768), (1, 196, 768), (8, 64, 768), (8, 196, 768), (32, 64, 768)):
         title = f"add {str(shape).replace(' ', '')}, out="
         bench_rows.append(Row("add_{}_{}_{}".format(*shape), title, partial(add_cached, shape), "a stored table", None))

@@ -45,8 +45,9 @@ sinpe_status encode_blocks(const Plan& plan, const P* positions, int64_t count, 
 
 template <class T>
 sinpe_status encode(const Plan& plan, const int64_t* positions, int64_t count, T* out, int64_t stride) {
-  if (has_few_channels(plan)) return encode_blocks(plan, positions, count, out, stride);
-  const std::unique_ptr<RowState> steps = shared_steps(plan, has_run(positions, count) ? count : 0);
+  const bool runs = !fills_no_panel(plan) && has_run(positions, count);
+  if (has_few_channels(plan) && !runs) return encode_blocks(plan, positions, count, out, stride);
+  const std::unique_ptr<RowState> steps = shared_steps(plan, runs ? count : 0);
   const NewPages pages;
   return parallel_status(count, std::max<int64_t>(1, kGrain / plan.dim), [&](int64_t begin, int64_t end) {
     RowMaker rows(plan, steps.get());

@@ -66,10 +66,10 @@ class RowMaker {
     }
   }
 
-  // Whether block() is faster than one row after another.
-  bool makes_blocks() const { return has_few_channels(plan_); }
+  // Whether block() is used, and not run() or one(). Integers often have runs.
+  bool makes_blocks(bool integers) const { return fills_no_panel(plan_) || (!integers && has_few_channels(plan_)); }
 
-  // Rows at n <= kBlockRows positions, position(0), position(1), ..., if makes_blocks().
+  // Rows at n <= kBlockRows positions, position(0), position(1), ..., if has_few_channels().
   template <class T, class PositionOf>
   void block(int64_t n, const PositionOf& position, T* out, int64_t stride) {
     double p[kBlockRows];

@@ -17,7 +17,12 @@ constexpr int kPanel = 16;  // oscillators that a kernel keeps in registers whil
 constexpr int64_t kBlockRows = 64;  // positions that a kernel for few channels takes at a time
 
 // Whether no stream fills a panel, most of whose lanes would compute nothing.
-inline bool has_few_channels(const Plan& plan) { return plan.n0 < kPanel && plan.n1 < kPanel; }
+inline bool fills_no_panel(const Plan& plan) { return plan.n0 < kPanel && plan.n1 < kPanel; }
+// The same of a second panel: a block of positions is then faster than one row after another, though not than the rotation
+// of consecutive rows.
+inline bool has_few_channels(const Plan& plan) {
+  return fills_no_panel(plan) || (plan.n0 < 2 * kPanel && plan.n1 < 2 * kPanel && plan.n0 != kPanel);
+}
 
 constexpr int64_t padded(int64_t n) { return (n + kPanel - 1) / kPanel * kPanel; }
 

@@ -55,7 +55,7 @@ class Positions {
   void rows(RowMaker& maker, int64_t batch, int64_t row, int64_t n, Real* out, int64_t dim) const {
     if (are_consecutive()) return maker.run(first(batch) + row, n, out, dim);
     const int64_t step = a_.position_strides[1], at = batch * a_.position_strides[0] + row * step;
-    if (maker.makes_blocks()) {
+    if (maker.makes_blocks(a_.position_dtype == SINPE_INT64)) {
       for (int64_t r = 0; r < n; r += kBlockRows) {
         const auto position_of = [&](int64_t k) { return position(at + (r + k) * step); };
         maker.block(std::min(kBlockRows, n - r), position_of, out + r * dim, dim);

@@ -170,6 +170,7 @@ POSITIONS_OF_FEW = {
     "float32": lambda g: torch.randn(5000, generator=g) * 100,
     "float64": lambda g: torch.rand(5000, generator=g, dtype=torch.float64) * 1e6,
     "near 0": lambda g: torch.rand(5000, generator=g) * 2**-20,
+    "eighths": lambda g: torch.randint(-5000, 5000, (5000,), generator=g) / 8,
     "0, NaN and infinite": lambda g: torch.tensor([0.0, -0.0, 1.0, math.nan, 0.25, math.inf, 1e300] * 20),
 }
 
@@ -177,13 +178,28 @@ POSITIONS_OF_FEW = {
 @pytest.mark.sampled("pairs")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", POSITIONS_OF_FEW)
-@pytest.mark.parametrize("frequencies", [(1.0,), (0.37, 1e-3), (1 / 3, 2**-20, 7.7), (1e-9,), (123.456, 3e5)])
-def test_few_channels_have_the_bits_of_many(frequencies: tuple, name: str, dtype: torch.dtype, backend: str) -> None:
+@pytest.mark.parametrize(
+    ("frequencies", "amplitude"),
+    [
+        ((1.0,), 1.0),
+        ((0.25, 1 / 24, 3.0, 0.0), 1.0),
+        ((1 / 3, 1 / 24, 0.5), -1.5),
+        ((0.37, 1e-3), 1.0),
+        ((1 / 3, 2**-20, 7.7), 1.0),
+        ((1e-9,), 1.0),
+        ((123.456, 3e5), 1.0),
+        (tuple(1.5**-k for k in range(17)), 1.0),
+    ],
+)
+def test_few_channels_have_the_bits_of_many(
+    frequencies: tuple, amplitude: float, name: str, dtype: torch.dtype, backend: str
+) -> None:
     """Rows of few channels are computed for several positions at a time, rows of many for one."""
     positions = POSITIONS_OF_FEW[name](torch.Generator().manual_seed(3))
-    unit = "turn" if frequencies == (1.0,) else "radian"
-    few = sinpe.Encoding(2 * len(frequencies), frequencies=frequencies, unit=unit)
-    many = sinpe.Encoding(32 * len(frequencies), frequencies=frequencies * 16, unit=unit)
+    unit = "turn" if 1 / 24 in frequencies or frequencies == (1.0,) else "radian"
+    fields = {"unit": unit, "amplitude": amplitude}
+    few = sinpe.Encoding(2 * len(frequencies), frequencies=frequencies, **fields)
+    many = sinpe.Encoding(32 * len(frequencies), frequencies=frequencies * 16, **fields)
     got = sinpe.encode(positions, few, dtype=dtype)
     want = sinpe.encode(positions, many, dtype=dtype)[:, : few.dim].contiguous()
     bits = {8: torch.int64, 4: torch.int32, 2: torch.int16}[dtype.itemsize]
