@@ -154,16 +154,16 @@ class RowMaker {
   }
 
   bool make_block(const double* p, int64_t n, float* out, int64_t stride) {
-    return kernels_.block_float(plan_, p, n, out, stride);
+    return kernels_.block_float(plan_, p, n, out, stride, &near_zeros_);
   }
   bool make_block(const double* p, int64_t n, double* out, int64_t stride) {
-    return kernels_.block_double(plan_, p, n, out, stride);
+    return kernels_.block_double(plan_, p, n, out, stride, &near_zeros_);
   }
   bool make_block(const double* p, int64_t n, bfloat16* out, int64_t stride) {
-    return kernels_.block_bfloat16(plan_, p, n, out, stride);
+    return kernels_.block_bfloat16(plan_, p, n, out, stride, &near_zeros_);
   }
   bool make_block(const double* p, int64_t n, float16* out, int64_t stride) {
-    return kernels_.block_float16(plan_, p, n, out, stride);
+    return kernels_.block_float16(plan_, p, n, out, stride, &near_zeros_);
   }
 
   const float* through_float(Position p) {
@@ -185,6 +185,7 @@ class RowMaker {
   std::unique_ptr<RowState> state_;
   uint64_t next_ = 0;
   int64_t since_anchor_ = -1;
+  int near_zeros_ = 0;
   std::vector<float> scratch_;
 };
 

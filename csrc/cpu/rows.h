@@ -79,11 +79,16 @@ struct RowKernels {
   void (*direct_float)(const Plan& plan, double position, float* row);
   void (*direct_double)(const Plan& plan, double position, double* row);
   // Rows at n <= kBlockRows such positions, of a plan for which has_few_channels() is true; returns false, with none
-  // written, for amplitudes and positions so small that the bounds are not valid.
-  bool (*block_float)(const Plan& plan, const double* positions, int64_t n, float* out, int64_t stride);
-  bool (*block_double)(const Plan& plan, const double* positions, int64_t n, double* out, int64_t stride);
-  bool (*block_bfloat16)(const Plan& plan, const double* positions, int64_t n, bfloat16* out, int64_t stride);
-  bool (*block_float16)(const Plan& plan, const double* positions, int64_t n, float16* out, int64_t stride);
+  // written, for amplitudes and positions so small that the bounds are not valid. *near_zeros: 0 at first, and the same
+  // variable for every block of a call.
+  bool (*block_float)(const Plan& plan, const double* positions, int64_t n, float* out, int64_t stride,
+                      int* near_zeros);
+  bool (*block_double)(const Plan& plan, const double* positions, int64_t n, double* out, int64_t stride,
+                       int* near_zeros);
+  bool (*block_bfloat16)(const Plan& plan, const double* positions, int64_t n, bfloat16* out, int64_t stride,
+                         int* near_zeros);
+  bool (*block_float16)(const Plan& plan, const double* positions, int64_t n, float16* out, int64_t stride,
+                        int* near_zeros);
   // Computes the state's steps; fast_position() must be true for position 1.
   void (*steps)(RowState& state);
   // Sets the state, bounds included, to the row at a position for which fast_position() is true (`fast`); otherwise
