@@ -402,6 +402,14 @@ def test_names_of_other_libraries_do_not_change_the_signature() -> None:
     assert not hasattr(sinpe.SinusoidalPositionalEncoding(16), "pe")
 
 
+def test_table_of_a_grid_behind_a_class_token() -> None:
+    """The checkpoint of MAE has 197 rows for 14 x 14 patches."""
+    layer = sinpe.SinusoidalPositionalEncoding(16, 0.0, encoding="mae2d", grid_shape=(14, 14), persistent_table=True)
+    pe = sinpe.table((14, 14), "mae2d", dim=16, extra_tokens=1)
+    with pytest.warns(UserWarning, match="the same encoding behind 1 rows for extra tokens, .* pass extra_tokens=1"):
+        layer.load_state_dict({"pe": pe})
+
+
 @pytest.mark.parametrize("shape", [(16, 16), (8, 32), (1, 7)])
 @pytest.mark.parametrize("extra_tokens", [0, 1])
 def test_table_of_a_grid_of_another_size(shape: tuple[int, int], extra_tokens: int) -> None:
