@@ -173,10 +173,6 @@ class Form:
         """The inverse of `canonical`."""
         return t if self.is_canonical else t.permute(*(self.order.index(d) for d in range(len(self.order))))
 
-    def restored_shape(self, shape: Sequence[int]) -> Sequence[int]:
-        """The shape of `restored(t)` for a t of shape `shape`."""
-        return shape if self.is_canonical else [shape[self.order.index(d)] for d in range(len(self.order))]
-
     def rng_offsets(self, shape: Sequence[int], part: Part | None = None) -> list[int]:
         """Philox counter base and stride of each dimension of the canonical form, so that the mask follows the
         row-major order of `shape`, or of the whole of which `part` is a part; empty if the two orders are the same.

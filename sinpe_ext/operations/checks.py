@@ -212,16 +212,26 @@ def start_tensor(value: Tensor, of: Target, first: int) -> Tensor:
     Returns:
         the positions of the first rows, start + first, int64, shape (1 or B, 1).
     """
-    dense_tensor("start", value)
-    if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
-        raise TypeError(f"start: expected an int or an integer tensor, got {value.dtype}; pass int64 starts")
-    same_device("start", value, of)
+    value = _integer_starts(value, of.device, of.name)
     start_shape(value, of)
-    value = positions(value).reshape(-1, 1)
+    value = value.reshape(-1, 1)
     if should_check_values(value) and value.numel() and of.rows:
         for extreme in torch.stack(value.aminmax()).tolist():
             position_range(first + extreme, of.rows)
     return value + first if first else value
+
+
+def _integer_starts(value: Tensor, device: torch.device, of: str = "") -> Tensor:
+    """Checks that a `start` is an integer tensor on the device of x, of ids, or of a table; returns int64."""
+    dense_tensor("start", value)
+    if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
+        raise TypeError(f"start: expected an int or an integer tensor, got {value.dtype}; pass int64 starts")
+    if value.device != device:
+        raise RuntimeError(
+            f"start: expected the device of {of or 'the result'}, {device}, got {value.device}; move it with "
+            f"start.to({of}{'.device' if of else 'device'})"
+        )
+    return positions(value)
 
 
 def start_beside_positions(value: Any) -> None:
@@ -473,15 +483,7 @@ def _checked_starts(starts: list[Any], firsts: Sequence[int], sizes: Sequence[in
 
 def _start_tensor(value: Tensor, firsts: Sequence[int], sizes: Sequence[int], batch: int | None, device: Any) -> Any:
     """`grid_starts` for a tensor."""
-    axes = len(firsts)
-    dense_tensor("start", value)
-    if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
-        raise TypeError(f"start: expected ints or an integer tensor, got {value.dtype}; pass int64 starts")
-    if value.device != device:
-        raise RuntimeError(
-            f"start: expected the device of the data, {device}, got {value.device}; move it with start.to(...)"
-        )
-    value = positions(value)
+    axes, value = len(firsts), _integer_starts(value, device)
     if value.dim() == 0:
         value = value.expand(axes)
     allowed = [(axes,)] + ([(1, axes), (batch, axes)] if batch is not None else [])

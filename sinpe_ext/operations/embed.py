@@ -86,7 +86,7 @@ class EmbedCall(Sum):
             self._mask_padding()
 
     def target(self) -> checks.Target:
-        shape = tuple(self.form.restored_shape(self.shape)[:-1])
+        shape = self.ids.movedim(-1, self.form.axes[0]).shape
         return checks.Target("ids", shape, self.device, self.shape[0] if len(shape) > 1 else 1, self.shape[-2])
 
     def _mask_padding(self) -> None:

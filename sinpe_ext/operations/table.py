@@ -90,13 +90,7 @@ def _into(out: Tensor, length: int, known: plans.EncodingArguments, start: int) 
 
 def _of_grid(arguments: TableArguments) -> Tensor:
     """`table` of a GridEncoding, or with extra tokens."""
-    length, encoding, dtype, device, out = (
-        arguments.length,
-        arguments.encoding,
-        arguments.dtype,
-        arguments.device,
-        arguments.out,
-    )
+    length, encoding, _, dtype, device, out, *_ = arguments
     dim, firsts = resolve.grid_dim_and_starts(encoding, arguments.dim)
     lengths = checks.grid_lengths("length", length, len(firsts))
     extra = checks.extra_tokens(arguments.extra_tokens)

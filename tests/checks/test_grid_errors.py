@@ -44,7 +44,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: add(X, GRID, start=2**63 - 2), ValueError, "start: expected every position"),
     (lambda: add(X, GRID, start=torch.zeros(3, dtype=torch.long)), ValueError, "start: expected shape () or (2,)"),
     (lambda: add(X, GRID, start=torch.zeros(3, 2, dtype=torch.long)), ValueError, "or (2, 2), one for each sample"),
-    (lambda: add(X, GRID, start=torch.zeros(2)), TypeError, "start: expected ints or an integer tensor"),
+    (lambda: add(X, GRID, start=torch.zeros(2)), TypeError, "start: expected an int or an integer tensor"),
     (lambda: add(X, GRID, positions=torch.zeros(3, 4, 2), start=1), ValueError, "start: expected 0 together with"),
     (lambda: add(X, GRID, positions=torch.zeros(3, 4)), ValueError, "positions: expected shape (3, 4, 2) or (1, 3, 4"),
     (lambda: add(X, GRID, positions=torch.zeros(3, 4, 3)), ValueError, "coordinates in the last dimension"),
