@@ -445,7 +445,7 @@ class Addition(Sum):
             return self.by_operator()
         if self.state.must_decompose or self.needs_grad(self.x):
             return self.composed()
-        return torch.empty_like(self.x).copy_(self.composed())  # with the strides of empty_like
+        return self._written(torch.empty_like(self.x))  # with the strides of empty_like
 
     def result_in_place(self) -> Tensor:
         """`add_`, differentiable."""
@@ -462,6 +462,13 @@ class Addition(Sum):
         memory.refuse_gradient(self.needs_grad(self.x) or out.requires_grad)
         return self.write_to(out)
 
+    def _written(self, out: Tensor) -> Tensor:
+        """Writes the result, not differentiable, to `out` in torch operations."""
+        if self.is_empty or self.has_no_data:
+            torch.autograd.graph.increment_version(out)
+            return out
+        return out.copy_(self.composed())
+
     def check_disjoint(self, written: Tensor) -> None:
         """Checks that no argument but x shares memory with the tensor that is written to."""
         a = self.arguments
@@ -470,9 +477,11 @@ class Addition(Sum):
 
     def write_to(self, out: Tensor) -> Tensor:
         """Writes the result to `out`, which has been checked."""
-        if self.state.must_decompose or not self.has_kernel:
+        if self.state.must_decompose or (not self.has_kernel and self.needs_grad(self.x)):
             return out.copy_(self.computed())
         self.draw()
+        if not self.has_kernel:
+            return self._written(out)
         if out.is_neg():  # kernels would write values of the wrong sign
             return out.copy_(self.by_operator())
         self.by_operator(out)

@@ -222,7 +222,7 @@ NO_GRID: dict[str, tuple[dict[str, Change], str]] = {  # the CPU raises, CUDA gi
             "grid": lambda t: grid_rows.pack_grid(GRID, (S + 1,), False, t.device),
             "values": lambda t: t.new_zeros((S + 1) * D),
         },
-        "x: expected the places and channels of the grid",
+        "x: expected the points and channels of the grid",
     ),
 }
 
