@@ -81,7 +81,7 @@ def dim_beside(encoding: Any, dim: Any) -> int | None:
         return None
     if encoding is not None and not isinstance(encoding, str):
         raise TypeError(
-            f"dim: expected None beside an encoding that has a number of channels, {described(encoding)}, got "
+            f"dim: expected None, because {described(encoding)} as encoding has its own number of channels, got "
             f'{shown(dim)}; leave it out, or pass a name for encoding, as in table(4096, "t2t", dim=512)'
         )
     # operator.index turns a symbolic int of a graph into a number.
