@@ -1,4 +1,4 @@
-"""What torch.compile and torch.jit.trace need to know. Does not import torch until it is used."""
+"""Constants of a torch.compile graph, and the refusal of torch.jit.trace. Does not import torch until it is used."""
 
 from __future__ import annotations
 

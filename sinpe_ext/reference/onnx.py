@@ -80,7 +80,7 @@ def _turns(plan: Plan, p: Tensor) -> tuple[Tensor, Tensor]:
         first = torch.round(left)
         fraction = left - first
     else:
-        # The bits shifted out are 0: the older exporter writes a shift as a division, which rounds toward zero.
+        # The bits shifted out are 0, so that a runtime may divide instead, which rounds toward zero.
         mask, limbs = 2**BITS - 1, []
         for _ in range(2):
             limbs.append(p & mask)
