@@ -22,6 +22,8 @@ _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
 _tracing_state = torch._C._get_tracing_state
 _function_modes = torch._C._len_torch_function_stack
+# Whether make_fx with pre_dispatch traces; in a backward pass its TorchFunctionMode is not active.
+_pre_dispatch = functools.partial(torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch)
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 _ATTENTION = torch._C._nn.scaled_dot_product_attention  # context_parallel replaces it
 
@@ -63,7 +65,7 @@ def read() -> TorchState:
     """The state at this moment: the object NOT_INTERCEPTED itself if nothing intercepts the call."""
     if _is_compiling():
         return TorchState(True, _transforms(), False, True, False, True, context_parallel=in_context_parallel())
-    if not _is_intercepted():
+    if not (_is_intercepted() or _pre_dispatch()):
         return NOT_INTERCEPTED
     functorch = _transforms()
     transformed, modes, fx_tracing = functorch or forward_ad._current_level >= 0, _modes() > 0, _is_fx_tracing()
@@ -117,10 +119,10 @@ def _is_default_device() -> bool:
 
 
 def _is_fx_tracing() -> bool:
-    """Whether make_fx is tracing. With pre_dispatch it uses a TorchFunctionMode and a mode stack of its own."""
+    """Whether make_fx is tracing. With pre_dispatch it uses a mode stack of its own."""
     if _modes() > 0 and torch._C._get_dispatch_mode(_PROXY) is not None:
         return True
-    return _function_modes() > 0 and torch._ops._get_dispatch_mode_pre_dispatch(_PROXY) is not None
+    return _pre_dispatch() and torch._ops._get_dispatch_mode_pre_dispatch(_PROXY) is not None
 
 
 _standard_operators_asked: ContextVar[bool] = ContextVar("sinpe_ext_standard_operators", default=False)

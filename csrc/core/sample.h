@@ -128,14 +128,11 @@ SINPE_HD Sample<double> exact_sample(double, const Plan& plan, const Frequency& 
   return {exact_double(p, f, 0, plan.amplitude), exact_double(p, f, 1, plan.amplitude)};
 }
 
-// The sample of a phase that is a whole number of quarters. A zero has the sign of the amplitude, not that of the
-// quarter.
+// The sample of a phase that is a whole number of quarters.
 template <class Real>
 SINPE_HD Sample<Real> on_axis(uint128 phase, double amplitude) {
-  const Real zero = static_cast<Real>(amplitude * 0.0);
-  Sample<Real> v{Real{0}, static_cast<Real>(amplitude)};
-  apply_quarter(static_cast<bits_t<Real>>(phase >> 126), &v.s, &v.c);
-  return {v.s == Real{0} ? zero : v.s, v.c == Real{0} ? zero : v.c};
+  const int quarters = static_cast<int>(phase >> 126);
+  return {sine_of_quarters<Real>(quarters, amplitude), sine_of_quarters<Real>(quarters + 1, amplitude)};
 }
 
 // The sample of any finite position, with every rounding decided. The function is long; `resolved_sample` below calls

@@ -74,11 +74,7 @@ void exact_row(const Plan& plan, Position position, double* row) {
 SINPE_NOINLINE void resolve_panel(const Plan& plan, Position position, int64_t osc, int q, const double* v,
                                   const double* e, int n, float* out) {
   for (int k = 0; k < n; ++k) {
-    // Compared as bits, because -0 and +0 are different results.
-    const float low = static_cast<float>(v[k] - e[k]), high = static_cast<float>(v[k] + e[k]);
-    if (bit_cast<uint32_t>(low) != bit_cast<uint32_t>(high)) {
-      out[k] = exact_entry(plan, position, osc + k, q);
-    }
+    if (!is_decided(v[k], e[k])) out[k] = exact_entry(plan, position, osc + k, q);
   }
 }
 

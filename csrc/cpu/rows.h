@@ -141,6 +141,12 @@ double exact_double_entry(const Plan& plan, Position position, int64_t osc, int 
 void exact_row(const Plan& plan, Position position, float* row);
 void exact_row(const Plan& plan, Position position, double* row);
 
+// Whether every value in [v - e, v + e] is rounded to the same float. Compared as bits, because -0 and +0 are different
+// results.
+SINPE_HD bool is_decided(double v, double e) {
+  return bit_cast<uint32_t>(static_cast<float>(v - e)) == bit_cast<uint32_t>(static_cast<float>(v + e));
+}
+
 // Recomputes the entries of one panel whose rounding is not decided by [v - e, v + e].
 void resolve_panel(const Plan& plan, Position position, int64_t osc, int q, const double* v, const double* e, int n,
                    float* out);

@@ -60,6 +60,8 @@ def encode(of: EncodingArguments, positions: Tensor, dtype: torch.dtype) -> Tens
     state, device = torch_state.read(), positions.device
     encoding = resolve.encoding(*of)
     if encoding.angle != "exact":
+        if state.fake and not state.fx_tracing:  # the constants have data; only shape and gradient matter
+            return (positions.unsqueeze(-1) * torch.empty(encoding.dim, device=device)).to(dtype)
         return _encode_in_float32(of, positions, dtype)
     if state.compiling:
         if torch_state.is_exporting():
@@ -67,9 +69,11 @@ def encode(of: EncodingArguments, positions: Tensor, dtype: torch.dtype) -> Tens
         in_graph: Tensor = ENCODE(Encode(positions.contiguous(), graph_plan(*of, device), encoding.dim, dtype))
         return in_graph
     packed_plan = pack_plan(encoding, device)
-    if state.transformed or (state.traced and positions.requires_grad):
-        constants = derivative_constants(decoded(packed_plan), packed_plan.device)
-        return _EncodeTransformed.apply(positions, packed_plan, *constants, dtype)
+    if state.transformed or (positions.requires_grad and (state.traced or positions.is_meta)):
+        constants = packed_plan, *derivative_constants(decoded(packed_plan), packed_plan.device)
+        if state.fake and not state.fx_tracing:  # only their shapes matter
+            constants = tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in constants)
+        return _EncodeTransformed.apply(positions, *constants, dtype)
     return _rows_at(positions, packed_plan, encoding.dim, dtype)
 
 

@@ -51,3 +51,17 @@ def test_graph_equals_function(name: str, mode: str, functional: bool, backend: 
             assert autograd_function or (mode != "real" and not constants)
         else:
             assert torch.equal(graph(given), want)
+
+
+@pytest.mark.parametrize("pre_dispatch", [False, True])
+@pytest.mark.parametrize("name", ["add", "add, dropout", "embed", "embed, dropout", "encode"])
+def test_graph_contains_the_gradient(name: str, pre_dispatch: bool, backend: str) -> None:
+    """Also with pre_dispatch, whose TorchFunctionMode is not active in the backward pass."""
+    call, given = CALLS[name]
+
+    def gradient(x: Tensor) -> Tensor:
+        return torch.autograd.grad(call(x).pow(2).sum(), x)[0]
+
+    traced, other = given.clone().requires_grad_(), torch.rand_like(given).requires_grad_()
+    graph = make_fx(gradient, pre_dispatch=pre_dispatch)(traced)
+    assert torch.allclose(graph(other), gradient(other), rtol=1e-6, atol=1e-6)

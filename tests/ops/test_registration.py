@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -248,6 +250,35 @@ def test_add_backward_is_dropout_and_row_dots() -> None:
         rows = (words, positions, mask, None, seed, start, are_starts, drop, offsets)
         assert torch.equal(dots, op("row_dots")(grad, *rows)) and not dots.isnan().any()
         assert torch.equal(to_x, op("dropout")(grad, seed, drop, scale, offsets))
+
+
+def functions_of_positions(device: str) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    x, images = torch.empty(B, S, D, device=device), torch.empty(B, S, S, 16, device=device)
+    ids, weight = torch.zeros(B, S, dtype=torch.long, device=device), torch.empty(9, D, device=device)
+    return {
+        "encode": lambda p: sinpe.encode(p, D),
+        "encode, float32 angles": lambda p: sinpe.encode(p, sinpe.Encoding(D, angle="float32_pow")),
+        "add": lambda p: sinpe.add(x, positions=p, dropout=0.1, seed=1),
+        "embed": lambda p: sinpe.embed(ids, weight, positions=p),
+        "grid": lambda p: sinpe.add(images, "mae2d", positions=torch.stack([p, p], -1).expand(S, S, 2)),
+    }
+
+
+@pytest.mark.parametrize("kind", ["meta", "fake"])
+@pytest.mark.parametrize("name", functions_of_positions("meta"))
+def test_positions_without_data_have_a_gradient(name: str, kind: str, backend: str) -> None:
+    with FakeTensorMode() if kind == "fake" else contextlib.nullcontext():
+        device = "cpu" if kind == "fake" else kind
+        positions = torch.empty(S, device=device, requires_grad=True)
+        result = functions_of_positions(device)[name](positions)
+        assert torch.autograd.grad(result.sum(), positions)[0].shape == (S,)
+
+
+def test_jvp_under_fake_tensor_mode(backend: str) -> None:
+    with FakeTensorMode():
+        positions = torch.empty(S)
+        tangent = torch.func.jvp(lambda p: sinpe.encode(p, D), (positions,), (torch.ones(S),))[1]
+        assert tangent.shape == (S, D)
 
 
 def test_functions_under_fake_tensor_mode(backend: str) -> None:
