@@ -64,8 +64,9 @@ class Derivative(NamedTuple):
 class Operator:
     """One operator, called with a record of operands, and with `out` if it writes to one.
 
-    The fields of the record are the arguments in the schema. `sinpe_add_arguments` and the other structs of the C
-    interface (csrc/include/sinpe/sinpe.h) have their names, too.
+    The fields of the record are the arguments in the schema. The structs of the C interface
+    (csrc/include/sinpe/sinpe.h) use the same names; the plan is a separate argument there, and what concerns dropout a
+    struct of its own.
 
     A call chooses what computes the result:
 

@@ -435,7 +435,7 @@ class Addition(Sum):
         raise NotImplementedError
 
     def result(self) -> Tensor:
-        """`add`, differentiable."""
+        """`add`, differentiable; of a jagged x, a jagged tensor."""
         return self.computed()
 
     def computed(self) -> Tensor:

@@ -194,7 +194,15 @@ class GridForm:
 
 
 class _GridConstants(NamedTuple):
-    """What follows from a `_GridArguments`; see the attributes of `GridAdd`."""
+    """What follows from a `_GridArguments`; `form`, `grid` and `is_single_encoding` are those of `GridAdd`.
+
+    Attributes:
+        is_grid: whether the encoding is a grid, and not a sequence behind extra tokens.
+        grid_given: the encoding as given, and the number of channels of the whole.
+        firsts: the starts of the axes' encodings.
+        columns: as in `Sum`.
+        is_exact: whether the kernels support the encodings of all axes.
+    """
 
     form: GridForm
     is_grid: bool
