@@ -70,7 +70,8 @@ def encode(of: EncodingArguments, positions: Tensor, dtype: torch.dtype) -> Tens
         return in_graph
     packed_plan = pack_plan(encoding, device)
     if state.transformed or (positions.requires_grad and (state.traced or positions.is_meta)):
-        constants = packed_plan, *derivative_constants(decoded(packed_plan), packed_plan.device)
+        constants: tuple[Tensor, ...] = derivative_constants(decoded(packed_plan), packed_plan.device)
+        constants = packed_plan, *constants
         if state.fake and not state.fx_tracing:  # only their shapes matter
             constants = tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in constants)
         return _EncodeTransformed.apply(positions, *constants, dtype)
