@@ -54,6 +54,7 @@ class Derivative(NamedTuple):
         not_saved: name of the tensor that is not saved for `gradients`, which gets None for it.
         alone: names of the tensors that are saved if only `not_saved` needs a gradient; None: all. As many as the fast
             path saves (`operations/fast_path.py`), because activation checkpointing may repeat a call on another path.
+            The seed, which nobody else has, is then an attribute of the autograd node.
     """
 
     gradients: Callable[..., dict[str, Tensor | None]]
@@ -166,7 +167,7 @@ class Operator:
         if self._function is not None and not (is_traced and out is None) and torch.is_grad_enabled():
             tensors = record[: self._tensor_count]
             if any(t is not None and t.requires_grad for t in tensors) and not any(map(is_batched, tensors)):
-                return self._function.apply((state, record[self._tensor_count :], None, out), *tensors)
+                return self._function.apply((state, record[self._tensor_count :], out), *tensors)
         if out is not None and self._into is not None:
             return self._into(record, out, state)
         operands = record if out is None else (*record, out)
@@ -182,20 +183,15 @@ class Operator:
                 return self.op(*operands)
         return self._cpu_kernel(*operands) if on_cpu else self._cuda_kernel(*operands)
 
-    def recorded(self, record: Any, result: Tensor) -> Tensor:
-        """`result`, which was computed without autograd, as the result of a call of this operator."""
-        others = None, record[self._tensor_count :], result, None
-        recorded: Tensor = self._function.apply(others, *record[: self._tensor_count])
-        return recorded
-
-    def _save(self, ctx: Any, operands: Any, needs: Any = ()) -> None:
-        """Saves the operands for `gradients`; `needs` says which of the tensors need one, if that is known."""
+    def _save(self, ctx: Any, operands: Any, needs: Any) -> None:
+        """Saves the operands for `gradients`; `needs` says which of the tensors need one."""
         at, tensors = self._not_saved, operands[: self._tensor_count]
+        ctx.seed = None
         if at is not None:
             ctx.shape = tensors[at].shape
-            alone = self._alone
-            if alone is not None and needs and sum(needs) == needs[at]:
-                tensors = tuple(t if k in alone else None for k, t in enumerate(tensors))
+            if self._alone is not None and sum(needs) == needs[at]:
+                ctx.seed = tensors[self._index["seed"]]
+                tensors = tuple(t if k in self._alone else None for k, t in enumerate(tensors))
             else:
                 tensors = (*tensors[:at], None, *tensors[at + 1 :])
         ctx.save_for_backward(*tensors)
@@ -206,6 +202,8 @@ class Operator:
         needed."""
         new, record = tuple.__new__, self.record  # half the time of record(...)
         operands, needed = new(record, ctx.saved_tensors + ctx.numbers), new(record, needs)
+        if ctx.seed is not None:
+            operands = operands._replace(seed=ctx.seed)
         if self._not_saved is None:
             by_field = self._gradients(operands, needed, *grads)
         else:
@@ -228,12 +226,11 @@ class Operator:
             # No separate setup_context: with one, torch binds the arguments to a signature at each call, which takes 40
             # microseconds.
             @staticmethod
-            def forward(ctx: Any, others: tuple[Any, tuple[Any, ...], Any, Any], *tensors: Tensor | None) -> Any:
-                state, numbers, result, out = others
+            def forward(ctx: Any, others: tuple[Any, tuple[Any, ...], Any], *tensors: Tensor | None) -> Any:
+                state, numbers, out = others
                 operands = tensors + numbers
                 self._save(ctx, operands, ctx.needs_input_grad[1:])
-                if result is None:
-                    result = self(operands, out, state)  # gradients are disabled in here
+                result = self(operands, out, state)  # gradients are disabled in here
                 if out is None:
                     return result
                 ctx.mark_dirty(tensors[0])

@@ -580,7 +580,7 @@ ADD = Operator(
     reference=lambda a: apply.add(decoded(a.plan), a),
     fake=lambda a: torch.empty_like(a.x),
     vmap=_add_batched,
-    derivative=Derivative(_gradients, not_saved="x", alone=("seed",)),
+    derivative=Derivative(_gradients, not_saved="x", alone=()),
     into=Operator("add_out", Add, "()", reference=lambda a, out: apply.add(decoded(a.plan), a, out)),
 )
 

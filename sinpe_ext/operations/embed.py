@@ -166,18 +166,23 @@ class EmbedBackward(NamedTuple):
 
 def _gradients(e: Embed, needed: Embed, grad: Tensor, shape: torch.Size) -> dict[str, Tensor | None]:
     gradients: dict[str, Tensor | None] = {}
-    num_embeddings, _ = shape
-    if needed.weight and e.sparse:
-        values = scaled(Dropout(grad, e.seed, e.drop_threshold, e.scale, e.rng_offsets))
-        gradients["weight"] = _sparse(values, e.ids, num_embeddings, e.padding_idx)
-    elif needed.weight:
+    if needed.weight:
         rest = e.padding_idx, e.scale, e.drop_threshold, e.rng_offsets
-        gradients["weight"] = EMBED_BACKWARD(EmbedBackward(grad, e.ids, e.seed, num_embeddings, *rest))
+        gradients["weight"] = weight_gradient(EmbedBackward(grad, e.ids, e.seed, shape[0], *rest), e.sparse)
     if needed.alpha:
         gradients["alpha"] = alpha_gradient(grad, e)
     if needed.positions:
         gradients["positions"] = position_gradient(grad, e)
     return gradients
+
+
+def weight_gradient(b: EmbedBackward, sparse: bool) -> Tensor:
+    """The gradient with respect to weight."""
+    if not sparse:
+        dense: Tensor = EMBED_BACKWARD(b)
+        return dense
+    values = scaled(Dropout(b.grad, b.seed, b.drop_threshold, b.scale, b.rng_offsets))
+    return _sparse(values, b.ids, b.num_embeddings, b.padding_idx)
 
 
 def _sparse(values: Tensor, ids: Tensor, num_embeddings: int, padding_idx: int) -> Tensor:
@@ -196,7 +201,7 @@ EMBED = Operator(
     reference=lambda e: apply.embed(decoded(e.plan), e),
     fake=lambda e: apply.with_channels(e.ids, e.weight),
     vmap=one_by_one,
-    derivative=Derivative(_gradients, not_saved="weight", alone=("ids", "seed")),
+    derivative=Derivative(_gradients, not_saved="weight", alone=("ids",)),
 )
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import torch_state
+from ..backend import loader
 from ..device_constants import releases_with
 from ..encodings import resolve
 from ..encodings.encoding import Encoding
@@ -20,8 +21,8 @@ from ..encodings.grid import GridEncoding
 from ..reference.tiles import accumulation
 from . import dropout, grid_rows
 from .add import AddArguments
-from .dropout import DROPOUT, Dropout
-from .embed import EMBED, Embed, EmbedArguments
+from .dropout import Dropout, scaled
+from .embed import EmbedBackward, weight_gradient
 from .grid_add import GridAdd
 from .plans import CPU, pack_plan
 
@@ -54,19 +55,47 @@ def _seed(seed: int, drop_threshold: int, device: torch.device) -> Tensor | None
     return dropout.number(seed, torch.int64, device) if drop_threshold else None
 
 
-def _recorded_add(x: Tensor, result: Tensor, seed: int, drop_threshold: int, scale: float) -> Tensor:
-    """The result of `add` for autograd. Its gradient with respect to x is that of dropout(scale * x)."""
-    return DROPOUT.recorded(Dropout(x, _seed(seed, drop_threshold, x.device), drop_threshold, scale), result)
+class RecordedAdd(torch.autograd.Function):
+    """The result of `add`, computed before, as differentiable with respect to x: its gradient is that of
+    dropout(scale * x)."""
+
+    @staticmethod
+    def forward(ctx: Any, call: tuple[Tensor, int, int, float], x: Tensor) -> Tensor:
+        result, *ctx.numbers = call
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,), (seed, drop_threshold, scale) = grads, ctx.numbers
+        if drop_threshold and not torch.compiler.is_compiling():
+            result = loader.choices["dropout"](grad, seed, drop_threshold, scale)
+            if result is not None:
+                return None, result
+        return None, scaled(Dropout(grad, _seed(seed, drop_threshold, grad.device), drop_threshold, scale))
 
 
-def _recorded_embed(
-    given: tuple[Any, ...], result: Tensor, plan: tuple[Any, ...], padding_row: int, seed: int, drop_threshold: int
-) -> Tensor:
-    """The result of `embed` for autograd, with a gradient with respect to weight."""
-    e = EmbedArguments(*given)
-    operands = Embed(e.ids, e.weight, plan[0], seed=_seed(seed, drop_threshold, result.device), scale=e.scale)
-    operands = operands._replace(padding_idx=padding_row, sparse=e.sparse, drop_threshold=drop_threshold)
-    return EMBED.recorded(operands, result)
+class RecordedEmbed(torch.autograd.Function):
+    """The result of `embed`, computed before, as differentiable with respect to weight."""
+
+    @staticmethod
+    def forward(ctx: Any, call: tuple[Tensor, Tensor, bool, int, float, int, int], weight: Tensor) -> Tensor:
+        result, ids, *ctx.numbers = call
+        ctx.save_for_backward(ids)
+        ctx.num_embeddings = weight.shape[0]
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,), (ids,) = grads, ctx.saved_tensors
+        sparse, padding_row, scale, seed, drop_threshold = ctx.numbers
+        seed = _seed(seed, drop_threshold, grad.device)
+        rest = ctx.num_embeddings, padding_row, scale, drop_threshold
+        return None, weight_gradient(EmbedBackward(grad, ids, seed, *rest), sparse)
+
+
+def _recorded(function: Any) -> Any:
+    """`apply` of an autograd.Function without its check for torch.func, which the fast path has made."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
 def _grid(given: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -128,7 +157,14 @@ def set_up(module: Any) -> bool:
     )
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     conditions = torch_state.CONDITIONS, torch_state.VARIABLES, torch_state.is_intercepted
-    functions = _plan, _grid, _draw_seed, _recorded_add, _recorded_embed, torch.autograd._profiler_enabled  # type: ignore[attr-defined]
+    functions = (
+        _plan,
+        _grid,
+        _draw_seed,
+        _recorded(RecordedAdd),
+        _recorded(RecordedEmbed),
+        torch.autograd._profiler_enabled,
+    )  # type: ignore[attr-defined]
     is_usable: bool = exchange is not None and module.set_up(exchange, *of_torch, *conditions, *functions)
     if is_usable:
         torch_state.use_compiled(module.is_intercepted)

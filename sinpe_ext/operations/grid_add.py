@@ -281,9 +281,8 @@ class DifferentiableGrid(torch.autograd.Function):
                 (p.axis, p.first, p.step, p.encoding.dim, call.packed_plan_of(k), call.rng_offsets_at(p.first, p.step))
                 for k, p in enumerate(call.grid.pieces)
             ]
-            ctx.save_for_backward(positions, call.padding_mask, alpha, call.seed)
-        else:  # as many as the fast path saves: a checkpoint may repeat the call there
-            ctx.save_for_backward(None, None, None, call.seed)
+            ctx.save_for_backward(positions, call.padding_mask, alpha)
+        ctx.seed = call.seed  # not saved: see `Derivative`
         out = x if into_x else torch.empty_like(x)
         call.write(out)
         if into_x:
@@ -292,13 +291,14 @@ class DifferentiableGrid(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        positions, mask, alpha, seed = ctx.saved_tensors
         (grad,) = grads
         form: GridForm = ctx.form
+        seed = ctx.seed
         to_x = to_alpha = to_positions = None
         if ctx.needs_input_grad[0]:
             to_x = scaled(Dropout(grad, seed, ctx.drop_threshold, ctx.scale, ctx.own_rng_offsets))
         if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            positions, mask, alpha = ctx.saved_tensors
             points = form.canonical(grad)
             of_axes: list[Any] = [None] * positions.shape[-1]
             for axis, first, step, count, packed_plan, rng_offsets in ctx.pieces:

@@ -203,8 +203,8 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (learns && !copies) {
     const auto seed = static_cast<long long>(a.dropout.seed);
     const Reference unrecorded{result};
-    return PyObject_CallFunction(python.recorded_add, "OOLiO", object, result, seed, a.dropout.drop_threshold,
-                                 rows.scale);
+    return PyObject_CallFunction(python.recorded_add, "(OLiO)O", result, seed, a.dropout.drop_threshold, rows.scale,
+                                 object);
   }
   return is_new ? result : with_new_version(result);
 }

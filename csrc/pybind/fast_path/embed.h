@@ -174,8 +174,8 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (!learns || copies) return result;
   const auto seed = static_cast<long long>(e.add.dropout.seed), row = static_cast<long long>(padding_row);
   const Reference unrecorded{result};
-  return PyObject_CallFunction(python.recorded_embed, "OOOLLi", given, result, holder.object, row, seed,
-                               e.add.dropout.drop_threshold);
+  return PyObject_CallFunction(python.recorded_embed, "(OOOLOLi)O", result, at(kIds), at(kSparse), row,
+                               at(kWeightScale), seed, e.add.dropout.drop_threshold, at(kWeight));
 }
 
 }  // namespace sinpe_fast_path

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "pybind/fast_path/add.h"
+#include "pybind/fast_path/dropout.h"
 #include "pybind/fast_path/embed.h"
 #include "pybind/fast_path/table.h"
 
@@ -35,6 +36,7 @@ inline PyMethodDef methods[] = {
     {"fast_embed", as_method(embed), METH_FASTCALL, "embed; None for unsupported arguments."},
     {"fast_table", as_method(table), METH_FASTCALL, "table of a few rows; None for unsupported arguments."},
     {"fast_encode", as_method(encode), METH_FASTCALL, "encode for a few positions; None for unsupported arguments."},
+    {"fast_dropout", as_method(dropout), METH_FASTCALL, "The gradient of x of add; None for unsupported arguments."},
     {"is_intercepted", is_intercepted_method, METH_NOARGS,
      "Whether something other than the compiler intercepts the operations of a call."},
     {nullptr, nullptr, 0, nullptr},

@@ -1,0 +1,44 @@
+// The gradient of `add` with respect to x: dropout(scale * grad), with the mask of the forward pass.
+#pragma once
+
+#include "core/parallel.h"
+#include "pybind/fast_path/sum.h"
+
+namespace sinpe_fast_path {
+
+// fast_dropout(grad, seed, drop_threshold, scale) -> a new tensor, or None for arguments that it does not take.
+inline PyObject* dropout(PyObject*, PyObject* const* items, Py_ssize_t count) {
+  const sinpe::OneThread one_thread;
+  if (count != 4 || !PyLong_Check(items[1]) || !PyLong_Check(items[2]) || !PyFloat_Check(items[3])) {
+    PyErr_SetString(PyExc_TypeError, "fast_dropout: expected a tensor, a seed, a threshold and a factor");
+    return nullptr;
+  }
+  PyObject* object = items[0];
+  if (exchange == nullptr) Py_RETURN_NONE;
+  const int intercepted = is_intercepted();
+  if (intercepted < 0) return nullptr;
+  if (intercepted > 0) Py_RETURN_NONE;
+  if (!is_readable(object)) return use_general_path();
+  Tensor x, out;
+  const int dtype = dtype_of(object, &x);
+  const int64_t elements = dtype < 0 ? 0 : count_elements(x);
+  if (dtype < 0 || !are_ready(x, elements)) return use_general_path();
+  const sinpe::Kernels& run = kernels_for(x, elements);
+  PyObject* result = PyObject_CallOneArg(python.empty_like, object);
+  // Described again, because other threads may have run in between.
+  bool done = result != nullptr && dtype_of(object, &x) == dtype && dtype_of(result, &out) == dtype &&
+              are_alike(x, out) && count_elements(x) == elements && is_within_storage(object, x, elements);
+  if (done) {
+    sinpe_add_arguments a;
+    set_arguments(x, out, dtype, false, &a);
+    a.dropout.seed = PyLong_AsLongLong(items[1]);
+    a.dropout.drop_threshold = static_cast<int32_t>(PyLong_AsLong(items[2]));
+    a.scale = PyFloat_AS_DOUBLE(items[3]);
+    done = PyErr_Occurred() == nullptr && run_kernels(run, [&] { return run.dropout(x.device_id, a) == SINPE_OK; });
+  }
+  if (done) return result;
+  Py_XDECREF(result);
+  return use_general_path();
+}
+
+}  // namespace sinpe_fast_path
