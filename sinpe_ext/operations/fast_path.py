@@ -157,14 +157,8 @@ def set_up(module: Any) -> bool:
     )
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     conditions = torch_state.CONDITIONS, torch_state.VARIABLES, torch_state.is_intercepted
-    functions = (
-        _plan,
-        _grid,
-        _draw_seed,
-        _recorded(RecordedAdd),
-        _recorded(RecordedEmbed),
-        torch.autograd._profiler_enabled,
-    )  # type: ignore[attr-defined]
+    recorded = _recorded(RecordedAdd), _recorded(RecordedEmbed)
+    functions = _plan, _grid, _draw_seed, *recorded, torch.autograd._profiler_enabled  # type: ignore[attr-defined]
     is_usable: bool = exchange is not None and module.set_up(exchange, *of_torch, *conditions, *functions)
     if is_usable:
         torch_state.use_compiled(module.is_intercepted)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..backend import loader
-from ..device_constants import on_device
+from ..device_constants import is_capturing, on_device, releases_with
 from ..encodings import resolve
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding, Piece
@@ -24,6 +24,10 @@ from . import encoded_rows
 from .plans import constant_in_graph
 
 MAX_CACHED = 1 << 17  # sum of a grid's lengths times its channels; the rows of larger grids are computed in each call
+MAX_STARTS = 64  # corners other than 0 whose rows are kept in CUDA memory: crops may have any number of corners
+
+_starts: set[Any] = set()  # keys of the rows of such corners
+releases_with(_starts.clear)
 
 
 @constant_in_graph
@@ -126,7 +130,7 @@ def values(
     elif device.type == "cpu":
         rows = _rows_on_cpu(grid, lengths, tuple(starts), acc, by_channels, loader.compiled("cpu"))
     else:
-        rows = _rows_on_cuda(grid, lengths, acc, device, by_channels)
+        rows = _rows_on_cuda(grid, lengths, tuple(starts), acc, device, by_channels)
     if isinstance(alpha, Tensor):
         return rows * alpha.detach().to(acc).reshape(())
     return rows if alpha is None else rows * alpha
@@ -136,7 +140,9 @@ def are_cached(grid: GridEncoding, lengths: tuple[int, ...], starts: Sequence[An
     """Whether the rows of the axes of a grid with these starts are computed once and kept."""
     if sum(lengths) * grid.dim > MAX_CACHED or {*map(type, starts)} != {int}:
         return False
-    return device.type == "cpu" or (device.type == "cuda" and not any(starts))
+    if device.type != "cuda" or not any(starts):
+        return device.type in ("cpu", "cuda")
+    return (grid, lengths, tuple(starts), device) in _starts or (len(_starts) < MAX_STARTS and not is_capturing(device))
 
 
 def _rows(
@@ -176,14 +182,21 @@ def _rows_on_cpu(
 
 
 def _rows_on_cuda(
-    grid: GridEncoding, lengths: tuple[int, ...], acc: torch.dtype, device: torch.device, by_channels: bool
+    grid: GridEncoding,
+    lengths: tuple[int, ...],
+    starts: tuple[int, ...],
+    acc: torch.dtype,
+    device: torch.device,
+    by_channels: bool,
 ) -> Tensor:
-    """`_rows` of axes that start at 0, computed on the device once."""
-    key, starts = (grid, lengths, acc, by_channels, loader.compiled("cuda")), (0,) * len(lengths)
+    """`_rows`, computed on the device once."""
+    key = grid, lengths, starts, acc, by_channels, loader.compiled("cuda")
 
     def make() -> Tensor:
         if not torch.cuda.is_available():
             return _rows(grid, lengths, starts, acc, torch.device("cpu"), by_channels)
+        if any(starts):
+            _starts.add((grid, lengths, starts, device))
         rows = _rows(grid, lengths, starts, acc, device, by_channels)
         torch.cuda.current_stream(device).synchronize()  # later calls may be on another stream
         return rows

@@ -14,6 +14,7 @@ from cuda_support import FLOATS, assert_sums, cuda, device, expected, leaf, move
 from torch import Tensor
 
 import sinpe_ext as sinpe
+from sinpe_ext.operations import grid_rows
 
 P = 0.3
 
@@ -88,6 +89,16 @@ def test_grid_after_extra_tokens(axes: int, device: torch.device) -> None:  # no
         named = {"grid_shape": lengths, "extra_tokens": extra, "dropout": P, "seed": 3}
         run = lambda d: sinpe.add(x.to(d), grid, **named)  # noqa: B023, E731
         assert_sums(device, run(device), expected(device, run), 10.0)
+
+
+def test_grid_at_many_corners(device: torch.device) -> None:  # noqa: F811
+    """More corners than those whose rows are kept, each twice."""
+    x, grid = randn(2, 4, 5, 16), sinpe.convention("mae2d", 16)
+    for corner in range(grid_rows.MAX_STARTS + 9):
+        run = lambda d: sinpe.add(x.to(d), grid, start=(corner, -3 * corner))  # noqa: B023, E731
+        want = expected(device, run)
+        for _ in range(2):
+            assert_sums(device, run(device), want, 10.0)
 
 
 def test_gradients_of_a_grid(device: torch.device) -> None:  # noqa: F811
