@@ -19,7 +19,7 @@ endef
 nox = $(call environment,dev) && python -m nox
 
 .PHONY: help demo test test-all bench docs lint format build clean distclean \
-        check-peers check-cuda check-sanitizers check-matrix check-wheels check-exhaustive
+        check-peers check-cuda check-cuda-host check-sanitizers check-matrix check-wheels check-exhaustive
 
 help:
 	@echo "make demo     set up, then encode a text: accuracy, times, plots                   ARGS=\"--text FILE\""
@@ -32,6 +32,7 @@ help:
 	@echo
 	@echo "make check-peers        compare the encodings with diffusers, transformers, timm and other libraries"
 	@echo "make check-cuda         compile, link and load the CUDA library without a device; needs nvcc   ARGS=\"--arch 9.0\""
+	@echo "make check-cuda-host    the tests of CUDA with a CUDA build of torch, on host memory in place of a device"
 	@echo "make check-sanitizers   C++ and pytest under AddressSanitizer and UBSan, C++ under ThreadSanitizer   ARGS=FILES"
 	@echo "make check-matrix       the tests under torch 2.11, 2.13 and the newest"
 	@echo "make check-wheels       build the source distribution and wheels in dist/, and install them"
@@ -82,6 +83,10 @@ check-peers:
 
 check-cuda:
 	@$(call environment,test) && exec python tools/check_cuda.py $(ARGS)
+
+# Downloads a CUDA build of torch (gigabytes) into an environment of its own.
+check-cuda-host:
+	@$(nox) -s cuda-on-host -- $(or $(ARGS),tests)
 
 check-sanitizers:
 	@$(call environment,test) && cmake --workflow --preset asan && cmake --workflow --preset tsan

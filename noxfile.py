@@ -84,6 +84,15 @@ def matrix(session: nox.Session, torch: str) -> None:
     session.run(*command.split(), "-m", "not long or builds", *session.posargs)
 
 
+@nox.session(name="cuda-on-host")
+def cuda_on_host(session: nox.Session) -> None:
+    """tests/cuda with a CUDA build of torch and no GPU, by tools/cuda_on_host; -- tests PYTEST-ARGUMENTS, or times."""
+    clean_environment(session)
+    session.install(f"torch=={OLDEST}", *BUILD, *TEST)  # not of TORCH_INDEX_URL, which may have CPU builds
+    install_copy(session, ROOT / "build" / "cuda-on-host" / "copy", "cpu")
+    session.run("python", "tools/cuda_on_host", *session.posargs)
+
+
 # ----------------------------------------------------------------------------------------------------- other libraries
 
 

@@ -24,6 +24,7 @@ struct Settings {
   Order order = Order::kVarying;
   int32_t dropped_barrier = -1;  // index of the removed barrier, 0 for the one after the first phase; -1 for none
   int32_t multiprocessors = 0;   // of the emulated device; 0: varies from launch to launch
+  bool skips = false;            // launches do nothing: for the host's time (tools/cuda_on_host)
   void (*launch_hook)(const char* body, int32_t phases) = nullptr;  // if not null, called with each launched functor
 };
 
@@ -63,6 +64,7 @@ void run_phases(const Body& body, uint32_t block, Order order, typename Body::Sh
 template <class Body>
 void run(const Body& body, int64_t blocks) {
   counters().launches += 1;
+  if (settings().skips) return;
   if (settings().launch_hook != nullptr) settings().launch_hook(typeid(Body).name(), Body::kPhases);
   const std::unique_ptr<typename Body::Shared> shared(new typename Body::Shared);
   const Order order = next_order();
