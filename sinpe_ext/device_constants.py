@@ -8,21 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .torch_state import outside_modes
+from .torch_state import is_capturing, outside_modes
 
 MAX_COPIES = 512  # cached copies; a base that changes with every sequence must not fill the memory
 
 _copies: dict[tuple[Any, torch.device], Tensor] = {}  # oldest first
 _others: list[Callable[[], None]] = []  # functions that release other references to copies
 _captured: dict[int, Tensor] = {}  # copies whose address a CUDA graph has recorded: never freed
-
-
-def is_capturing(device: torch.device) -> bool:
-    """Whether the current stream of this device, which need not be the current device, is being captured."""
-    if torch.cuda.device_count() == 1 or device.index == torch.cuda.current_device():
-        return torch.cuda.is_current_stream_capturing()
-    with torch.cuda.device(device):
-        return torch.cuda.is_current_stream_capturing()
 
 
 def releases_with(release: Callable[[], None]) -> None:

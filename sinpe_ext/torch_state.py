@@ -169,12 +169,20 @@ def has_no_data(device: torch.device) -> bool:
     return device.type == "meta" or read().fake
 
 
+def is_capturing(device: torch.device) -> bool:
+    """Whether the current stream of this device, which need not be the current device, is being captured."""
+    if torch.cuda.device_count() == 1 or device.index == torch.cuda.current_device():
+        return torch.cuda.is_current_stream_capturing()
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
 def unreadable(value: torch.Tensor) -> bool:
     """Whether a tensor's values cannot be read: meta and fake tensors, tracing, torch.func, CUDA graph capture."""
     state = read()
     if value.is_meta or state.traced or state.fx_tracing:
         return True
-    return value.is_cuda and torch.cuda.is_current_stream_capturing()
+    return value.is_cuda and is_capturing(value.device)
 
 
 def device_checks_requested() -> bool:

@@ -40,7 +40,7 @@ struct Kernels {
                       const DeviceScalars& scalars, bool is_new);
   sinpe_status (*add_grid)(int32_t device, const DevicePlan& grid, const void* values, int64_t n_values,
                            const sinpe_add_arguments& a, bool is_new);
-  sinpe_status (*dropout)(int32_t device, const sinpe_add_arguments& a);
+  sinpe_status (*dropout)(int32_t device, const sinpe_add_arguments& a, bool is_new);
   sinpe_status (*embed)(int32_t device, const DevicePlan& plan, sinpe_embed_arguments* e, const DeviceScalars& scalars);
 };
 

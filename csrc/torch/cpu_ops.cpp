@@ -108,7 +108,10 @@ const sinpe::Kernels kernels{
       const sinpe::NewOutput output(a.out, is_new ? bytes_of(a) : 0);
       return sinpe_add_grid(grid.packed, grid.n_words, values, n_values, &a);
     },
-    [](int32_t, const sinpe_add_arguments& a) { return sinpe_dropout(&a); },
+    [](int32_t, const sinpe_add_arguments& a, bool is_new) {
+      const sinpe::NewOutput output(a.out, is_new ? bytes_of(a) : 0);
+      return sinpe_dropout(&a);
+    },
     [](int32_t, const sinpe::DevicePlan& plan, sinpe_embed_arguments* e, const sinpe::DeviceScalars&) {
       const sinpe::NewOutput output(e->add.out, bytes_of(e->add));
       return sinpe_embed(plan.packed, plan.n_words, e);

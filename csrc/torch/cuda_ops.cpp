@@ -178,7 +178,7 @@ const sinpe::Kernels kernels{
       return launched(device,
                       [&](cuda::Stream stream) { return cuda::add_grid(grid, values, n_values, a, {}, stream); });
     },
-    [](int32_t device, const sinpe_add_arguments& a) {
+    [](int32_t device, const sinpe_add_arguments& a, bool) {
       return launched(device, [&](cuda::Stream stream) { return cuda::dropout(a, {}, stream); });
     },
     [](int32_t device, const sinpe::DevicePlan& plan, sinpe_embed_arguments* e, const sinpe::DeviceScalars& scalars) {

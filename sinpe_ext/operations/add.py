@@ -81,13 +81,6 @@ class AddBackward(NamedTuple):
         """Operands of `dropout`, whose result is the first."""
         return Dropout(self.grad, self.seed, self.drop_threshold, self.scale, self.rng_offsets)
 
-    def row_dots(self) -> RowDots:
-        """Operands of `row_dots`, whose result is the second."""
-        return RowDots(
-            self.grad, self.plan, self.positions, self.padding_mask, None, self.seed, self.start,
-            self.positions_are_starts, self.drop_threshold, self.rng_offsets,
-        )  # fmt: skip
-
 
 class Part(NamedTuple):
     """One shard of a tensor that is sharded along any of its dimensions.
@@ -549,7 +542,7 @@ def _gradients(a: Add, needed: Add, grad: Tensor, shape: Any) -> dict[str, Tenso
     return gradients
 
 
-def row_dots_of(grad: Tensor, a: Add | Embed) -> RowDots:
+def row_dots_of(grad: Tensor, a: Add | AddBackward | Embed) -> RowDots:
     """The operands of `row_dots` for the rows that `a` adds."""
     rows = a.plan, a.positions, a.padding_mask, None, a.seed, a.start, a.positions_are_starts
     return RowDots(grad, *rows, a.drop_threshold, a.rng_offsets)
@@ -586,11 +579,11 @@ ADD = Operator(
 
 
 def _add_backward(b: AddBackward) -> tuple[Tensor, Tensor]:
-    return apply.dropout(b.to_x()), apply.row_dots(decoded(b.plan), b.row_dots())
+    return apply.dropout(b.to_x()), apply.row_dots(decoded(b.plan), row_dots_of(b.grad, b))
 
 
 def _second_gradients(b: AddBackward, needed: AddBackward, of_x: Tensor, of_dots: Tensor) -> dict[str, Tensor | None]:
-    gradients = row_dots_gradients(b.row_dots(), needed, of_dots)
+    gradients = row_dots_gradients(row_dots_of(b.grad, b), needed, of_dots)
     if needed.grad:
         of_dropout = scaled(b.to_x()._replace(x=of_x))
         gradients["grad"] = of_dropout if (of_rows := gradients["grad"]) is None else of_rows + of_dropout

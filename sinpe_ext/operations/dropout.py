@@ -11,10 +11,10 @@ from torch import Tensor
 
 from .. import torch_state
 from ..backend import loader
-from ..device_constants import is_capturing
 from ..encodings.values import INT64_MAX
 from ..operator import Derivative, Operator, Size, one_by_one
 from ..reference import apply
+from ..torch_state import is_capturing
 
 _CPU = torch.device("cpu")
 _drawing = threading.Lock()

@@ -51,8 +51,9 @@ def _draw_seed(device: int) -> int:
     return dropout.draw(_device(device))
 
 
-def _seed(seed: int, drop_threshold: int, device: torch.device) -> Tensor | None:
-    return dropout.number(seed, torch.int64, device) if drop_threshold else None
+def _seed_of(ctx: Any, device: torch.device) -> Tensor | None:
+    """The seed of a recorded call as operators take it."""
+    return None if ctx.seed is None else dropout.number(ctx.seed, torch.int64, device)
 
 
 class RecordedAdd(torch.autograd.Function):
@@ -61,17 +62,18 @@ class RecordedAdd(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: tuple[Tensor, int, int, float], x: Tensor) -> Tensor:
-        result, *ctx.numbers = call
+        result, seed, ctx.drop_threshold, ctx.scale = call
+        ctx.seed = seed if ctx.drop_threshold else None
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        (grad,), (seed, drop_threshold, scale) = grads, ctx.numbers
+        (grad,), drop_threshold, scale = grads, ctx.drop_threshold, ctx.scale
         if drop_threshold and not torch.compiler.is_compiling():
-            result = loader.choices["dropout"](grad, seed, drop_threshold, scale)
+            result = loader.choices["dropout"](grad, ctx.seed, drop_threshold, scale)
             if result is not None:
                 return None, result
-        return None, scaled(Dropout(grad, _seed(seed, drop_threshold, grad.device), drop_threshold, scale))
+        return None, scaled(Dropout(grad, _seed_of(ctx, grad.device), drop_threshold, scale))
 
 
 class RecordedEmbed(torch.autograd.Function):
@@ -79,18 +81,16 @@ class RecordedEmbed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: tuple[Tensor, Tensor, bool, int, float, int, int], weight: Tensor) -> Tensor:
-        result, ids, *ctx.numbers = call
+        result, ids, ctx.sparse, padding_row, scale, seed, drop_threshold = call
         ctx.save_for_backward(ids)
-        ctx.num_embeddings = weight.shape[0]
+        ctx.numbers = weight.shape[0], padding_row, scale, drop_threshold
+        ctx.seed = seed if drop_threshold else None
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,), (ids,) = grads, ctx.saved_tensors
-        sparse, padding_row, scale, seed, drop_threshold = ctx.numbers
-        seed = _seed(seed, drop_threshold, grad.device)
-        rest = ctx.num_embeddings, padding_row, scale, drop_threshold
-        return None, weight_gradient(EmbedBackward(grad, ids, seed, *rest), sparse)
+        return None, weight_gradient(EmbedBackward(grad, ids, _seed_of(ctx, grad.device), *ctx.numbers), ctx.sparse)
 
 
 def _recorded(function: Any) -> Any:
@@ -117,7 +117,7 @@ def _grid(given: tuple[Any, ...]) -> tuple[Any, ...] | None:
     if not is_supported or (form.extra and form.rows_at[0] != x.dim() - 2):
         return None
     lengths, acc = tuple(form.lengths), accumulation(x.dtype)
-    if x.is_cuda and not grid_rows.are_cached(call.grid, lengths, call.starts, x.device):
+    if x.is_cuda and not grid_rows.are_cached(call.grid, lengths, call.starts, acc, x.device, by_channels):
         return None
     view = view.transpose(-1, -2) if by_channels else view
     try:

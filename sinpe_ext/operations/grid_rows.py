@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from ..backend import loader
-from ..device_constants import is_capturing, on_device, releases_with
+from ..device_constants import on_device, releases_with
 from ..encodings import resolve
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding, Piece
 from ..reference.grid_add import HEADER_WORDS, MAGIC
-from ..torch_state import outside_modes
+from ..torch_state import is_capturing, outside_modes
 from . import encoded_rows
 from .plans import constant_in_graph
 
@@ -125,7 +125,7 @@ def values(
     by_channels: bool,
 ) -> Tensor:
     """The operand `values` of `add_grid_out`: alpha times the rows of the axes in acc, all pieces concatenated."""
-    if not are_cached(grid, lengths, starts, device):
+    if not are_cached(grid, lengths, starts, acc, device, by_channels):
         rows = _rows(grid, lengths, starts, acc, device, by_channels)
     elif device.type == "cpu":
         rows = _rows_on_cpu(grid, lengths, tuple(starts), acc, by_channels, loader.compiled("cpu"))
@@ -136,13 +136,22 @@ def values(
     return rows if alpha is None else rows * alpha
 
 
-def are_cached(grid: GridEncoding, lengths: tuple[int, ...], starts: Sequence[Any], device: torch.device) -> bool:
+def are_cached(
+    grid: GridEncoding,
+    lengths: tuple[int, ...],
+    starts: Sequence[Any],
+    acc: torch.dtype,
+    device: torch.device,
+    by_channels: bool,
+) -> bool:
     """Whether the rows of the axes of a grid with these starts are computed once and kept."""
     if sum(lengths) * grid.dim > MAX_CACHED or {*map(type, starts)} != {int}:
         return False
     if device.type != "cuda" or not any(starts):
         return device.type in ("cpu", "cuda")
-    return (grid, lengths, tuple(starts), device) in _starts or (len(_starts) < MAX_STARTS and not is_capturing(device))
+    if (grid, lengths, tuple(starts), acc, device, by_channels) in _starts:
+        return True
+    return len(_starts) < MAX_STARTS and torch.cuda.is_available() and not is_capturing(device)
 
 
 def _rows(
@@ -195,10 +204,10 @@ def _rows_on_cuda(
     def make() -> Tensor:
         if not torch.cuda.is_available():
             return _rows(grid, lengths, starts, acc, torch.device("cpu"), by_channels)
-        if any(starts):
-            _starts.add((grid, lengths, starts, device))
         rows = _rows(grid, lengths, starts, acc, device, by_channels)
         torch.cuda.current_stream(device).synchronize()  # later calls may be on another stream
+        if any(starts):
+            _starts.add((grid, lengths, starts, acc, device, by_channels))
         return rows
 
     return on_device(key, device, make)

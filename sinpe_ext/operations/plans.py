@@ -52,12 +52,6 @@ def _host_tensor(plan: Plan) -> Tensor:
     return packed_plan
 
 
-@lru_cache(maxsize=256)
-def pack_plan_cpu(encoding: Encoding) -> Tensor:
-    """The plan of an encoding as the operators take it for CPU tensors."""
-    return _host_tensor(_plan_of(encoding))
-
-
 def plan_tensor(plan: Plan, device: torch.device = CPU) -> Tensor:
     """A plan as the int64 tensor that the operators take for data on `device`: in CUDA memory for CUDA, else on the
     CPU. Never a fake tensor."""
@@ -70,7 +64,7 @@ def plan_tensor(plan: Plan, device: torch.device = CPU) -> Tensor:
 
 def pack_plan(encoding: Encoding, device: torch.device = CPU) -> Tensor:
     """The plan of an encoding as the operators take it for data on `device`, see `plan_tensor`."""
-    return pack_plan_cpu(encoding) if device.type != "cuda" else plan_tensor(_plan_of(encoding), device)
+    return plan_tensor(_plan_of(encoding), device)
 
 
 def partner(packed_plan: Tensor) -> Tensor:

@@ -63,8 +63,8 @@ inline bool copy_extra_tokens(const sinpe::Kernels& k, int32_t device, int64_t e
   a.sizes[row] = extra;
   if (a.scale == 1.0 && a.out == a.x) return true;
   const bool has_pieces = a.x_strides[row + 1] == 1 || a.sizes[row + 1] == 1;
-  if (a.scale != 1.0 || !has_pieces || !k.reads_values) return k.dropout(device, a) == SINPE_OK;
-  const size_t item = a.dtype == SINPE_FLOAT64 ? 8 : a.dtype == SINPE_FLOAT32 ? 4 : 2;
+  if (a.scale != 1.0 || !has_pieces || !k.reads_values) return k.dropout(device, a, false) == SINPE_OK;
+  const auto item = static_cast<size_t>(sinpe::size_of(a.dtype));
   const int64_t rows = a.sizes[row] * a.sizes[0] * (row == 2 ? a.sizes[1] : 1), dim = a.sizes[row + 1];
   for (int64_t n = 0; n < rows; ++n) {
     const int64_t at = sinpe::offset_at(a.sizes, a.x_strides, row + 1, n) * static_cast<int64_t>(item);
@@ -79,8 +79,7 @@ template <class Add>
 bool add_behind(const sinpe::Kernels& k, int32_t device, int64_t extra, int row, const sinpe_add_arguments& a,
                 bool* has_begun, const Add& add) {
   if (extra == 0) return add(a);
-  const int64_t bytes = a.dtype == SINPE_FLOAT64 ? 8 : a.dtype == SINPE_FLOAT32 ? 4 : 2;
-  const int64_t offset = extra * a.x_strides[row] * bytes;
+  const int64_t offset = extra * a.x_strides[row] * sinpe::size_of(a.dtype);
   sinpe_add_arguments others = a;
   others.sizes[row] -= extra;
   others.x = static_cast<const char*>(a.x) + offset;

@@ -1,4 +1,4 @@
-// The gradient of `add` with respect to x: dropout(scale * grad), with the mask of the forward pass.
+// dropout(scale * grad) with the mask of the forward pass: the gradient of `add` with respect to x.
 #pragma once
 
 #include "core/parallel.h"
@@ -34,7 +34,8 @@ inline PyObject* dropout(PyObject*, PyObject* const* items, Py_ssize_t count) {
     a.dropout.seed = PyLong_AsLongLong(items[1]);
     a.dropout.drop_threshold = static_cast<int32_t>(PyLong_AsLong(items[2]));
     a.scale = PyFloat_AS_DOUBLE(items[3]);
-    done = PyErr_Occurred() == nullptr && run_kernels(run, [&] { return run.dropout(x.device_id, a) == SINPE_OK; });
+    done =
+        PyErr_Occurred() == nullptr && run_kernels(run, [&] { return run.dropout(x.device_id, a, true) == SINPE_OK; });
   }
   if (done) return result;
   Py_XDECREF(result);

@@ -30,7 +30,7 @@ constexpr sinpe::Kernels kCpuKernels{
     },
     [](int32_t, const sinpe::DevicePlan& grid, const void* values, int64_t n_values, const sinpe_add_arguments& a,
        bool) { return sinpe_add_grid(grid.packed, grid.n_words, values, n_values, &a); },
-    [](int32_t, const sinpe_add_arguments& a) { return sinpe_dropout(&a); },
+    [](int32_t, const sinpe_add_arguments& a, bool) { return sinpe_dropout(&a); },
     [](int32_t, const sinpe::DevicePlan& plan, sinpe_embed_arguments* e, const sinpe::DeviceScalars&) {
       return sinpe_embed(plan.packed, plan.n_words, e);
     },

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <Python.h>
+#include <algorithm>
 #include <cstring>
 
 namespace sinpe_fast_path {
@@ -68,9 +69,7 @@ inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
            PyUnicode_InternFromString("clone"),           Py_BuildValue("(s)", "dtype")};
   if (PyErr_Occurred() != nullptr) return nullptr;
   for (Py_ssize_t k = 1; k <= kObjects; ++k) Py_INCREF(items[k]);
-  python = {items[1],  items[2],  items[3],  items[4],  items[5],  items[6],  items[7],
-            items[8],  items[9],  items[10], items[11], items[12], items[13], items[14],
-            items[15], items[16], items[17], items[18], items[19], items[20], items[21]};
+  std::copy(items + 1, items + 1 + kObjects, reinterpret_cast<PyObject**>(&python));
   exchange = offered;
   Py_RETURN_TRUE;
 }
