@@ -117,7 +117,8 @@ def _grid(given: tuple[Any, ...]) -> tuple[Any, ...] | None:
     if not is_supported or (form.extra and form.rows_at[0] != x.dim() - 2):
         return None
     lengths, acc = tuple(form.lengths), accumulation(x.dtype)
-    if x.is_cuda and not grid_rows.are_cached(call.grid, lengths, call.starts, acc, x.device, by_channels):
+    of = grid_rows.AxisRows(call.grid, lengths, tuple(call.starts), acc, x.device, by_channels)
+    if x.is_cuda and not grid_rows.are_cached(of):
         return None
     view = view.transpose(-1, -2) if by_channels else view
     try:
@@ -130,10 +131,9 @@ def _grid(given: tuple[Any, ...]) -> tuple[Any, ...] | None:
         whole = GridEncoding((grid_rows.zero_encoding(form.points),))
         packed = grid_rows.pack_grid(whole, (dim,), False, x.device)
     else:
-        values = call.grid, lengths, call.starts, acc, x.device, None, by_channels
-        rows = grid_rows.values(*values)
+        rows = grid_rows.values(of)
         packed = grid_rows.pack_grid(call.grid, lengths, by_channels, x.device)
-        rows = grid_rows.values(*values)  # again: on CUDA the second constant may have displaced the first in the cache
+        rows = grid_rows.values(of)  # again: on CUDA the second constant may have displaced the first in the cache
     operands = packed.data_ptr(), packed.numel(), rows.data_ptr(), rows.numel()
     return (packed, rows), *operands, tuple(view.shape), view.stride(), form.extra
 

@@ -507,9 +507,9 @@ class GridAdd(Addition):
     ) -> None:
         """Calls the kernel or the reference: (*B, S, C), or channels first (*B, C, S)."""
         lengths = tuple(self.form.lengths)
-        values = grid_rows.values(
-            self.grid, lengths, self.starts, accumulation(self.dtype), self.device, self.alpha, by_channels
-        )
+        acc = accumulation(self.dtype)
+        rows = grid_rows.AxisRows(self.grid, lengths, tuple(self.starts), acc, self.device, by_channels)
+        values = grid_rows.values(rows, self.alpha)
         packed_grid = grid_rows.pack_grid(self.grid, lengths, by_channels, self.device)
         ADD_GRID_OUT(
             AddGrid(x, values, packed_grid, mask, self.seed, self.scale, self.drop_threshold, rng_offsets),

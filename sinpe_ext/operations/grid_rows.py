@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,10 +24,10 @@ from . import encoded_rows
 from .plans import constant_in_graph
 
 MAX_CACHED = 1 << 17  # sum of a grid's lengths times its channels; the rows of larger grids are computed in each call
-MAX_STARTS = 64  # corners other than 0 whose rows are kept in CUDA memory: crops may have any number of corners
+MAX_CORNERS = 64  # rows of grids that start at other coordinates than 0 kept in CUDA memory: crops may start anywhere
 
-_starts: set[Any] = set()  # keys of the rows of such corners
-releases_with(_starts.clear)
+_at_corners: set[AxisRows] = set()  # those that are kept
+releases_with(_at_corners.clear)
 
 
 @constant_in_graph
@@ -115,102 +115,80 @@ def all_pieces(grid: GridEncoding, lengths: Sequence[int]) -> tuple[Piece, ...]:
     return (*grid.pieces, Piece(shortest, zero_encoding(grid.dim - first), first, 1))
 
 
-def values(
-    grid: GridEncoding,
-    lengths: tuple[int, ...],
-    starts: Sequence[Any],
-    acc: torch.dtype,
-    device: torch.device,
-    alpha: float | Tensor | None,
-    by_channels: bool,
-) -> Tensor:
-    """The operand `values` of `add_grid_out`: alpha times the rows of the axes in acc, all pieces concatenated."""
-    if not are_cached(grid, lengths, starts, acc, device, by_channels):
-        rows = _rows(grid, lengths, starts, acc, device, by_channels)
-    elif device.type == "cpu":
-        rows = _rows_on_cpu(grid, lengths, tuple(starts), acc, by_channels, loader.compiled("cpu"))
+class AxisRows(NamedTuple):
+    """What determines the rows of a grid's axes.
+
+    Attributes:
+        starts: one per axis, relative to the starts of the axes' encodings; ints, or 0-d tensors.
+        acc: dtype of the rows.
+        by_channels: whether they are transposed, for x with channels first.
+    """
+
+    grid: GridEncoding
+    lengths: tuple[int, ...]
+    starts: tuple[Any, ...]
+    acc: torch.dtype
+    device: torch.device
+    by_channels: bool
+
+
+def values(of: AxisRows, alpha: float | Tensor | None = None) -> Tensor:
+    """The operand `values` of `add_grid_out`: alpha times the rows of the axes, all pieces concatenated."""
+    if not are_cached(of):
+        rows = _rows(of)
+    elif of.device.type == "cpu":
+        rows = _rows_on_cpu(of, loader.compiled("cpu"))
     else:
-        rows = _rows_on_cuda(grid, lengths, tuple(starts), acc, device, by_channels)
+        rows = _rows_on_cuda(of)
     if isinstance(alpha, Tensor):
-        return rows * alpha.detach().to(acc).reshape(())
+        return rows * alpha.detach().to(of.acc).reshape(())
     return rows if alpha is None else rows * alpha
 
 
-def are_cached(
-    grid: GridEncoding,
-    lengths: tuple[int, ...],
-    starts: Sequence[Any],
-    acc: torch.dtype,
-    device: torch.device,
-    by_channels: bool,
-) -> bool:
-    """Whether the rows of the axes of a grid with these starts are computed once and kept."""
-    if sum(lengths) * grid.dim > MAX_CACHED or {*map(type, starts)} != {int}:
+def are_cached(of: AxisRows) -> bool:
+    """Whether the rows are computed once and kept."""
+    if sum(of.lengths) * of.grid.dim > MAX_CACHED or {*map(type, of.starts)} != {int}:
         return False
-    if device.type != "cuda" or not any(starts):
-        return device.type in ("cpu", "cuda")
-    if (grid, lengths, tuple(starts), acc, device, by_channels) in _starts:
-        return True
-    return len(_starts) < MAX_STARTS and torch.cuda.is_available() and not is_capturing(device)
+    if of.device.type != "cuda" or not any(of.starts) or of in _at_corners:
+        return of.device.type in ("cpu", "cuda")
+    return len(_at_corners) < MAX_CORNERS and torch.cuda.is_available() and not is_capturing(of.device)
 
 
-def _rows(
-    grid: GridEncoding,
-    lengths: Sequence[int],
-    starts: Sequence[Any],
-    acc: torch.dtype,
-    device: torch.device,
-    by_channels: bool,
-) -> Tensor:
+def _rows(of: AxisRows) -> Tensor:
     """`values` for an alpha of 1."""
     parts = []
-    for k, piece in enumerate(all_pieces(grid, lengths)):
-        length = lengths[piece.axis]
-        if k < len(grid.pieces):
-            rows = encoded_rows.table((grid, None, k), length, starts[piece.axis], acc, device)
+    for k, piece in enumerate(all_pieces(of.grid, of.lengths)):
+        length = of.lengths[piece.axis]
+        if k < len(of.grid.pieces):
+            rows = encoded_rows.table((of.grid, None, k), length, of.starts[piece.axis], of.acc, of.device)
         else:
-            rows = torch.zeros(length, piece.encoding.dim, dtype=acc, device=device)
-        parts.append((rows.t() if by_channels else rows).reshape(-1))
+            rows = torch.zeros(length, piece.encoding.dim, dtype=of.acc, device=of.device)
+        parts.append((rows.t() if of.by_channels else rows).reshape(-1))
     if not parts:
-        return torch.zeros(0, dtype=acc, device=device)
+        return torch.zeros(0, dtype=of.acc, device=of.device)
     return torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
 
 
 @lru_cache(maxsize=64)
 @outside_modes
-def _rows_on_cpu(
-    grid: GridEncoding,
-    lengths: tuple[int, ...],
-    starts: tuple[int, ...],
-    acc: torch.dtype,
-    by_channels: bool,
-    _compiled: bool,  # the last bit of float64 rows depends on it
-) -> Tensor:
+def _rows_on_cpu(of: AxisRows, _compiled: bool) -> Tensor:  # the last bit of float64 rows depends on _compiled
     """`_rows` on the CPU, computed once."""
-    return _rows(grid, lengths, starts, acc, torch.device("cpu"), by_channels)
+    return _rows(of)
 
 
-def _rows_on_cuda(
-    grid: GridEncoding,
-    lengths: tuple[int, ...],
-    starts: tuple[int, ...],
-    acc: torch.dtype,
-    device: torch.device,
-    by_channels: bool,
-) -> Tensor:
-    """`_rows`, computed on the device once."""
-    key = grid, lengths, starts, acc, by_channels, loader.compiled("cuda")
+def _rows_on_cuda(of: AxisRows) -> Tensor:
+    """`_rows` on a CUDA device, computed once."""
 
     def make() -> Tensor:
         if not torch.cuda.is_available():
-            return _rows(grid, lengths, starts, acc, torch.device("cpu"), by_channels)
-        rows = _rows(grid, lengths, starts, acc, device, by_channels)
-        torch.cuda.current_stream(device).synchronize()  # later calls may be on another stream
-        if any(starts):
-            _starts.add((grid, lengths, starts, acc, device, by_channels))
+            return _rows(of._replace(device=torch.device("cpu")))
+        rows = _rows(of)
+        torch.cuda.current_stream(of.device).synchronize()  # later calls may be on another stream
+        if any(of.starts):
+            _at_corners.add(of)
         return rows
 
-    return on_device(key, device, make)
+    return on_device((of, loader.compiled("cuda")), of.device, make)
 
 
 @lru_cache(maxsize=256)

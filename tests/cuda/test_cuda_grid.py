@@ -94,7 +94,7 @@ def test_grid_after_extra_tokens(axes: int, device: torch.device) -> None:  # no
 def test_grid_at_many_corners(device: torch.device) -> None:  # noqa: F811
     """More corners than those whose rows are kept, each twice."""
     x, grid = randn(2, 4, 5, 16), sinpe.convention("mae2d", 16)
-    for corner in range(grid_rows.MAX_STARTS + 9):
+    for corner in range(grid_rows.MAX_CORNERS + 9):
         run = lambda d: sinpe.add(x.to(d), grid, start=(corner, -3 * corner))  # noqa: B023, E731
         want = expected(device, run)
         for _ in range(2):

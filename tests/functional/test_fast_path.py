@@ -39,6 +39,7 @@ PLAIN = [
     {"start": -(2**61)},
     {"scale": 2.5},
     {"scale": float("nan")},
+    {"scale": -3, "dropout": 0},
 ]
 ADD_PLAIN = [
     *PLAIN,
@@ -98,7 +99,7 @@ ROW_OTHERS = [  # of add and embed
 OTHERS = [
     *ROW_OTHERS,
     {"start": 2**63 - 1},
-    {"scale": 2},
+    {"scale": 10**400},
     {"dropout": 1.0},
     {"dropout": 0.5, "seed": 2**63},
     {"dropout": 0.5, "seed": torch.tensor(1)},
@@ -171,7 +172,15 @@ def test_fast_path_is_bitwise_equal(arguments, dtype, monkeypatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"start": 7}, {"alpha": 0.5}, {"alpha": torch.tensor(0.5)}, {"padding_mask": MASK}, {"encoding": "mae2d"}],
+    [
+        {},
+        {"start": 7},
+        {"alpha": 0.5},
+        {"alpha": 2},
+        {"alpha": torch.tensor(0.5)},
+        {"padding_mask": MASK},
+        {"encoding": "mae2d"},
+    ],
     ids=lambda arguments: "-".join(arguments),
 )
 def test_gradient_of_x(arguments, dtype, monkeypatch) -> None:
@@ -413,7 +422,7 @@ def test_alpha_in_a_tensor(name, dtype, monkeypatch) -> None:
         torch.tensor(0.5, device="meta"),
         torch.tensor(0.5 + 1j),
         0.5 + 0j,
-        1,
+        10**400,
         True,
     ],
     ids=repr,
@@ -1048,7 +1057,7 @@ def test_layer_in_eval_takes_the_fast_path(monkeypatch) -> None:
 
 EMBED_OTHERS = [
     *ROW_OTHERS,
-    {"scale": 2},
+    {"scale": 10**400},
     {"dropout": 1.0},
     {"dropout": 0.5, "seed": 2**63},
     {"seed": 1},

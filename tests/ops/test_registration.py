@@ -80,7 +80,7 @@ def grid(by_channels: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Values and packed grid of (S, 2) places and D channels, the last one zero."""
     of = sinpe.GridEncoding((sinpe.Encoding(4), sinpe.Encoding(3)), dim=D)
     cpu = torch.device("cpu")
-    values = grid_rows.values(of, (S, 2), (0, 0), torch.float32, cpu, 1.0, by_channels)
+    values = grid_rows.values(grid_rows.AxisRows(of, (S, 2), (0, 0), torch.float32, cpu, by_channels))
     return values, grid_rows.pack_grid(of, (S, 2), by_channels, cpu)
 
 

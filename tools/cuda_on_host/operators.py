@@ -107,7 +107,7 @@ def copy_(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 
 
 def register() -> None:
-    """Registers the operators. (With `torch.library`, whose warnings about each replaced kernel are suppressed.)"""
+    """Registers the operators."""
     _library.impl("copy_", copy_, "CUDA", allow_override=True)
     for name in torch._C._dispatch_get_all_op_names():
         base, _, overload = name.removeprefix("aten::").partition(".")
@@ -131,5 +131,5 @@ def load(path: Path) -> None:
 load(Path(os.environ["CUDA_ON_HOST_LIBRARY"]))
 if not os.environ.get("CUDA_ON_HOST_SKIPS_LAUNCHES"):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # torch's, that a kernel is replaced
         register()

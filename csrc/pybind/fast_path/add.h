@@ -105,7 +105,9 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
     PyErr_SetString(PyExc_TypeError, "fast_add: expected the arguments of add as a tuple, and out");
     return nullptr;
   }
-  PyObject *given = items[0], *object = PyTuple_GET_ITEM(given, kX), *result = items[1];
+  const Reference arguments{with_floats(items[0], {kScale, kAlpha, kDropout})};
+  if (arguments.object == nullptr) Py_RETURN_NONE;
+  PyObject *given = arguments.object, *object = PyTuple_GET_ITEM(given, kX), *result = items[1];
   const auto at = [given](Argument argument) { return PyTuple_GET_ITEM(given, argument); };
   const Rows rows{at(kStart), at(kPositions), at(kMask), at(kScale), at(kAlpha), at(kDropout), at(kSeed)};
   const bool is_new = result == Py_None;

@@ -92,7 +92,9 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
     PyErr_SetString(PyExc_TypeError, "fast_embed: expected the arguments of embed as a tuple");
     return nullptr;
   }
-  PyObject* given = items[0];
+  const Reference arguments{with_floats(items[0], {kWeightScale, kIdAlpha, kIdDropout})};
+  if (arguments.object == nullptr) Py_RETURN_NONE;
+  PyObject* given = arguments.object;
   const auto at = [given](EmbedArgument argument) { return PyTuple_GET_ITEM(given, argument); };
   const Rows rows{at(kIdStart), at(kIdPositions), at(kIdMask), at(kWeightScale),
                   at(kIdAlpha), at(kIdDropout),   at(kIdSeed)};

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 
 #include "core/layout.h"
 #include "pybind/fast_path/plans.h"
@@ -19,6 +20,31 @@ struct Rows {
 
   bool drops() const { return PyFloat_AS_DOUBLE(dropout) != 0.0; }
 };
+
+// A new reference to the arguments of a call, a tuple, with floats in place of ints where a number is expected; null for
+// an int that is too large.
+inline PyObject* with_floats(PyObject* given, std::initializer_list<Py_ssize_t> numbers) {
+  PyObject* result = Py_NewRef(given);
+  for (const Py_ssize_t at : numbers) {
+    if (!PyLong_CheckExact(PyTuple_GET_ITEM(given, at))) continue;
+    PyObject* number = PyNumber_Float(PyTuple_GET_ITEM(given, at));
+    if (number != nullptr && result == given) {
+      Py_DECREF(result);
+      result = PyTuple_New(PyTuple_GET_SIZE(given));
+      for (Py_ssize_t k = 0; result != nullptr && k < PyTuple_GET_SIZE(given); ++k)
+        PyTuple_SET_ITEM(result, k, Py_NewRef(PyTuple_GET_ITEM(given, k)));
+    }
+    if (number == nullptr || result == nullptr) {
+      PyErr_Clear();
+      Py_XDECREF(number);
+      Py_XDECREF(result);
+      return nullptr;
+    }
+    Py_DECREF(PyTuple_GET_ITEM(result, at));
+    PyTuple_SET_ITEM(result, at, number);
+  }
+  return result;
+}
 
 // Whether the types of these arguments are supported, and the values of those that are numbers.
 inline bool are_plain(const Rows& rows) {
