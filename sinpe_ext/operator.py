@@ -167,7 +167,7 @@ class Operator:
         if self._function is not None and not (is_traced and out is None) and torch.is_grad_enabled():
             tensors = record[: self._tensor_count]
             if any(t is not None and t.requires_grad for t in tensors) and not any(map(is_batched, tensors)):
-                return self._function.apply((state, record[self._tensor_count :], out), *tensors)
+                return self._function.apply((state, record[self._tensor_count :], out, None), *tensors)
         if out is not None and self._into is not None:
             return self._into(record, out, state)
         operands = record if out is None else (*record, out)
@@ -182,6 +182,12 @@ class Operator:
             with torch._C._AutoDispatchBelowAutograd():
                 return self.op(*operands)
         return self._cpu_kernel(*operands) if on_cpu else self._cuda_kernel(*operands)
+
+    def recorded(self, record: Any, result: Tensor) -> Tensor:
+        """A result, computed before, as that of the operator: differentiable, for a call that nothing intercepts."""
+        numbers, tensors = record[self._tensor_count :], record[: self._tensor_count]
+        recorded: Tensor = apply_of(self._function)((NOT_INTERCEPTED, numbers, None, result), *tensors)
+        return recorded
 
     def _save(self, ctx: Any, operands: Any, needs: Any) -> None:
         """Saves the operands for `gradients`; `needs` says which of the tensors need one."""
@@ -226,11 +232,12 @@ class Operator:
             # No separate setup_context: with one, torch binds the arguments to a signature at each call, which takes 40
             # microseconds.
             @staticmethod
-            def forward(ctx: Any, others: tuple[Any, tuple[Any, ...], Any], *tensors: Tensor | None) -> Any:
-                state, numbers, out = others
+            def forward(ctx: Any, others: tuple[Any, tuple[Any, ...], Any, Any], *tensors: Tensor | None) -> Any:
+                state, numbers, out, result = others
                 operands = tensors + numbers
                 self._save(ctx, operands, ctx.needs_input_grad[1:])
-                result = self(operands, out, state)  # gradients are disabled in here
+                if result is None:
+                    result = self(operands, out, state)  # gradients are disabled in here
                 if out is None:
                     return result
                 ctx.mark_dirty(tensors[0])
@@ -242,6 +249,11 @@ class Operator:
 
         Differentiable.__name__ = Differentiable.__qualname__ = f"sinpe_ext_{self.name}"  # shown as grad_fn
         return Differentiable
+
+
+def apply_of(function: Any) -> Any:
+    """`apply` of an autograd.Function without its check for torch.func, for calls that nothing intercepts."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
 def one_by_one(operator: Operator, info: Any, in_dims: Any, *operands: Any) -> Any:

@@ -18,11 +18,12 @@ from ..device_constants import releases_with
 from ..encodings import resolve
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
-from ..reference.tiles import accumulation
+from ..operator import apply_of
+from ..reference.tiles import accumulation, widest
 from . import dropout, grid_rows
-from .add import AddArguments
+from .add import ADD, Add, AddArguments
 from .dropout import Dropout, scaled
-from .embed import EmbedBackward, weight_gradient
+from .embed import EMBED, Embed, EmbedArguments, EmbedBackward, weight_gradient
 from .grid_add import GridAdd
 from .plans import CPU, pack_plan
 
@@ -93,9 +94,37 @@ class RecordedEmbed(torch.autograd.Function):
         return None, weight_gradient(EmbedBackward(grad, ids, _seed_of(ctx, grad.device), *ctx.numbers), ctx.sparse)
 
 
-def _recorded(function: Any) -> Any:
-    """`apply` of an autograd.Function without its check for torch.func, which the fast path has made."""
-    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+def _rows(of: AddArguments | EmbedArguments, seed: int, drop_threshold: int, device: torch.device) -> tuple[Any, ...]:
+    """The operands of `add` and `embed` from positions to positions_are_starts, for arguments that C has checked."""
+    start, positions, mask, alpha = of.start, of.positions, of.padding_mask, of.alpha
+    are_starts = isinstance(start, Tensor)
+    if are_starts:
+        positions, start = start.reshape(-1, 1), 0
+    elif positions is not None:
+        positions = positions.reshape(-1, positions.shape[-1])
+    if mask is not None:
+        mask = mask.reshape(-1, mask.shape[-1])
+    if not isinstance(alpha, Tensor):
+        alpha = None if alpha == 1.0 else dropout.number(alpha, widest(device), device)
+    seed_tensor = dropout.number(seed, torch.int64, device) if drop_threshold else None
+    return positions, mask, alpha, seed_tensor, start, are_starts
+
+
+def _recorded_add(result: Tensor, given: tuple[Any, ...], plan: tuple[Any, ...], seed: int, threshold: int) -> Tensor:
+    """The result of `add`, computed before, of an x in canonical form, as differentiable with respect to x, alpha and
+    positions."""
+    a = AddArguments(*given)
+    rows = _rows(a, seed, threshold, a.x.device)
+    return ADD.recorded(Add._make((a.x, plan[0], *rows, a.scale, threshold, ())), result)
+
+
+def _recorded_embed(result: Tensor, given: tuple[Any, ...], plan: tuple[Any, ...], seed: int, threshold: int) -> Tensor:
+    """The same for `embed`: differentiable with respect to weight, alpha and positions."""
+    e = EmbedArguments(*given)
+    padding_row = -1 if e.padding_idx is None else e.padding_idx % e.weight.shape[0]
+    rows = _rows(e, seed, threshold, e.weight.device)
+    operands = Embed._make((e.ids, e.weight, plan[0], *rows, e.scale, padding_row, e.sparse, threshold, ()))
+    return EMBED.recorded(operands, result)
 
 
 def _grid(given: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -157,7 +186,7 @@ def set_up(module: Any) -> bool:
     )
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     conditions = torch_state.CONDITIONS, torch_state.VARIABLES, torch_state.is_intercepted
-    recorded = _recorded(RecordedAdd), _recorded(RecordedEmbed)
+    recorded = apply_of(RecordedAdd), apply_of(RecordedEmbed), _recorded_add, _recorded_embed
     functions = _plan, _grid, _draw_seed, *recorded, torch.autograd._profiler_enabled  # type: ignore[attr-defined]
     is_usable: bool = exchange is not None and module.set_up(exchange, *of_torch, *conditions, *functions)
     if is_usable:

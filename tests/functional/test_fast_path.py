@@ -80,7 +80,6 @@ ROW_OTHERS = [  # of add and embed
     {"positions": torch.arange(4)},
     {"positions": torch.arange(3, dtype=torch.int32)},
     {"positions": torch.arange(3, dtype=torch.float16)},
-    {"positions": torch.zeros(3, dtype=torch.float64, requires_grad=True)},
     {"positions": torch.zeros(3, 3, dtype=torch.int64)},
     {"positions": torch.zeros(1, 1, 3, dtype=torch.int64)},
     {"positions": [0, 1, 2]},
@@ -279,14 +278,26 @@ def test_a_refused_call_draws_no_seed() -> None:
             assert torch.equal(torch.rand(2), after)
 
 
-@pytest.mark.parametrize("arguments", [{"alpha": torch.tensor(0.5, requires_grad=True)}])
+LEARNED = {"alpha": torch.tensor(0.5, requires_grad=True)}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"encoding": "mae2d", "grid_shape": (1, 3), **LEARNED},
+        {"extra_tokens": 1, **LEARNED},
+        {"seq_dim": 0, **LEARNED},
+        {"out": some(), **LEARNED},
+    ],
+    ids=lambda arguments: "-".join(arguments),
+)
 def test_other_gradients_take_the_general_path(arguments, monkeypatch) -> None:
-    x = some().requires_grad_()
     monkeypatch.setattr(functional, "add_call", fail_general)
     with pytest.raises(AssertionError, match="general path taken"):
-        sinpe.add(x, **arguments)
-    with pytest.raises(AssertionError, match="general path taken"):
-        sinpe.add_(x * 1)
+        sinpe.add(some(), **arguments)
+    for in_place in (lambda: sinpe.add_(some().requires_grad_() * 1), lambda: sinpe.add_(some(), **LEARNED)):
+        with pytest.raises(AssertionError, match="general path taken"):
+            in_place()
 
 
 @pytest.mark.parametrize("arguments", OTHERS, ids=lambda arguments: "-".join(arguments))
@@ -415,7 +426,6 @@ def test_alpha_in_a_tensor(name, dtype, monkeypatch) -> None:
     "alpha",
     [
         torch.tensor(1),
-        torch.tensor(0.5, requires_grad=True),
         torch.tensor([0.5, 0.5]),
         torch.tensor([[0.5]]),
         torch._neg_view(torch.tensor(0.5)),
@@ -1194,9 +1204,61 @@ def test_other_gradients_of_embed_take_the_general_path(monkeypatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(functional, "embed_call", fail_general)
         with pytest.raises(AssertionError, match="general path taken"):
-            sinpe.embed(ids, weight, alpha=torch.tensor(0.5, requires_grad=True))
-        with pytest.raises(AssertionError, match="general path taken"):
             sinpe.embed(ids.reshape(2, 3), weight, seq_dim=0)
+        with pytest.raises(AssertionError, match="general path taken"):
+            sinpe.embed(ids.reshape(2, 3), weight.detach(), seq_dim=0, **LEARNED)
+
+
+LEARNS = [
+    {},
+    {"start": 7, "scale": 0.5},
+    {"start": torch.tensor([4, 0])},
+    {"padding_mask": MASK, "dropout": 0.5},
+    {"padding_mask": MASK[None], "positions": torch.tensor([3.5, 1.0, -2.0]), "dropout": 0.5, "seed": 5},
+    {"positions": torch.tensor([[0.5, 1.0, -2.0], [7.0, 2.25, 0.0]], dtype=torch.float64, requires_grad=True)},
+    {"positions": torch.tensor([0.5, 1.0, 2.0], requires_grad=True), "alpha": 3.0, "dropout": 0.25},
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("arguments", LEARNS, ids=lambda arguments: "-".join(arguments) or "alpha")
+@pytest.mark.parametrize("learns", [False, True], ids=["", "data learns"])
+@pytest.mark.parametrize("name", ["add", "embed"])
+def test_gradients_of_alpha_and_positions(name, learns, arguments, dtype, monkeypatch) -> None:
+    """The values and gradients of the general path, to the second order, and as many tensors saved for backward."""
+    of = torch.float64 if dtype == torch.float64 else torch.float32
+    alpha = torch.nn.Parameter(torch.tensor([0.375], dtype=of))
+    arguments = {"alpha": alpha, **arguments}
+    data = some(dtype) if name == "add" else torch.randn(20, 8, generator=torch.Generator().manual_seed(3)).to(dtype)
+    data.requires_grad_(learns)
+    ids = torch.tensor([[3, 1, 4], [1, 17, 3]])
+    wanted = [t for t in (data, alpha, arguments.get("positions")) if t is not None and t.requires_grad]
+    grad = torch.randn((2, 3, 8), generator=torch.Generator().manual_seed(2)).to(dtype)
+
+    def run() -> list[Any]:
+        saved: list[torch.Tensor] = []
+        with torch.random.fork_rng():
+            torch.manual_seed(4)
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+                if name == "add":
+                    result = sinpe.add(data, PE, **arguments)
+                else:
+                    result = sinpe.embed(ids, data, PE, padding_idx=-3, **arguments)
+            count = len(saved)
+            first = torch.autograd.grad(result, wanted, grad, create_graph=True, allow_unused=True)
+            squares = torch.autograd.grad((result * result).sum(), wanted, create_graph=True, allow_unused=True)
+            total = sum(t.double().sum() for t in squares if t is not None)
+            second = torch.autograd.grad(total, wanted, allow_unused=True)
+            return [count, result, *first, *second, torch.rand(2)]
+
+    with monkeypatch.context() as patched:
+        disable(patched)
+        want = run()
+    monkeypatch.setattr(functional, f"{name}_call", fail_general)
+    got = run()
+    assert got[0] == want[0] and type(got[1]) is torch.Tensor and got[1].requires_grad
+    for one, other in zip(got[1:], want[1:], strict=True):
+        assert (one is None) == (other is None) and (one is None or torch.equal(one, other))
 
 
 @pytest.mark.usefixtures("need_cpu_kernels")

@@ -116,15 +116,15 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (intercepted < 0) return nullptr;
   if (intercepted > 0) Py_RETURN_NONE;
   if (!has_values(object, true) || !(is_new || is_writable(result))) return use_general_path();
-  const bool learns = needs_grad(object), can_learn = is_new && !needs_grad(rows);
-  if (PyErr_Occurred() != nullptr || (learns && !can_learn)) return use_general_path();
+  const bool rows_learn = needs_grad(rows), learns = rows_learn || needs_grad(object);
+  if (PyErr_Occurred() != nullptr || (learns && !is_new)) return use_general_path();
   Tensor x, out;
   const int dtype = dtype_of(object, &x);
   const int64_t elements = dtype < 0 ? 0 : count_elements(x);
   if (dtype < 0 || !are_ready(x, elements)) return use_general_path();
   // A small result is then a copy of x, or scale * x, recorded by torch, whose gradient is that of the sum. Another is
   // recorded as that of an operator.
-  const bool copies = learns && !rows.drops() && elements <= kMaxElements;
+  const bool copies = learns && !rows_learn && !rows.drops() && elements <= kMaxElements;
   const bool has_scale = PyFloat_AS_DOUBLE(rows.scale) != 1.0;
   const int32_t rank = x.rank, device = device_of(x);
   const sinpe::Kernels& run = kernels_for(x, elements);
@@ -146,6 +146,7 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (holder.object == nullptr || (plan.holder == nullptr && grid.words == nullptr)) return use_general_path();
   if (plan.holder == nullptr) extra = grid.extra;
   if (extra != 0 && (rows.drops() || (learns && !copies))) return use_general_path();
+  if (rows_learn && (plan.holder == nullptr || is_sequence_first)) return use_general_path();
   if (copies) {
     if (dtype_of(object, &x) != dtype || !is_within_storage(object, x, count_elements(x))) return use_general_path();
     result = has_scale ? PyObject_CallFunctionObjArgs(python.multiply, object, rows.scale, nullptr)
@@ -204,6 +205,9 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (learns && !copies) {
     const auto seed = static_cast<long long>(a.dropout.seed);
     const Reference unrecorded{result};
+    if (rows_learn)
+      return PyObject_CallFunction(python.recorded_add_rows, "OOOLi", result, given, plan.holder, seed,
+                                   a.dropout.drop_threshold);
     return PyObject_CallFunction(python.recorded_add, "(OLiO)O", result, seed, a.dropout.drop_threshold, rows.scale,
                                  object);
   }

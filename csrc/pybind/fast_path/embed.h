@@ -103,8 +103,8 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (intercepted < 0) return nullptr;
   if (intercepted > 0) Py_RETURN_NONE;
   if (!is_readable(at(kIds)) || !has_values(at(kWeight), true)) return use_general_path();
-  const bool learns = needs_grad(at(kWeight));
-  if (PyErr_Occurred() != nullptr || (learns && needs_grad(rows))) return use_general_path();
+  const bool rows_learn = needs_grad(rows), learns = rows_learn || needs_grad(at(kWeight));
+  if (PyErr_Occurred() != nullptr || (rows_learn && !is_int(at(kIdSeqDim), -1))) return use_general_path();
   Tensor ids, weight, out;
   int64_t padding_row = -1;
   const bool is_sequence_first = is_int(at(kIdSeqDim), 0);
@@ -127,8 +127,8 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const sinpe::Kernels& run = kernels_for(ids, tokens * dim);
   // A small result is then torch's own scale * weight[ids], whose gradient is that of the sum. Another is recorded as
   // that of the operator.
-  const bool copies =
-      learns && !rows.drops() && is_power_of_two(PyFloat_AS_DOUBLE(rows.scale)) && has_gradient_of_torch(weight, ids);
+  const bool copies = learns && !rows_learn && !rows.drops() && is_power_of_two(PyFloat_AS_DOUBLE(rows.scale)) &&
+                      has_gradient_of_torch(weight, ids);
   const int32_t device = device_of(ids);
   PyObject* encoding = at(kEmbedEncoding);
   int64_t plan_dim = dim;
@@ -176,6 +176,9 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (!learns || copies) return result;
   const auto seed = static_cast<long long>(e.add.dropout.seed), row = static_cast<long long>(padding_row);
   const Reference unrecorded{result};
+  if (rows_learn)
+    return PyObject_CallFunction(python.recorded_embed_rows, "OOOLi", result, given, plan.holder, seed,
+                                 e.add.dropout.drop_threshold);
   return PyObject_CallFunction(python.recorded_embed, "(OOOLOLi)O", result, at(kIds), at(kSparse), row,
                                at(kWeightScale), seed, e.add.dropout.drop_threshold, at(kWeight));
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <initializer_list>
 
+#include "core/dtype.h"
 #include "core/layout.h"
 #include "pybind/fast_path/plans.h"
 
@@ -49,7 +50,9 @@ inline PyObject* with_floats(PyObject* given, std::initializer_list<Py_ssize_t> 
 // Whether the types of these arguments are supported, and the values of those that are numbers.
 inline bool are_plain(const Rows& rows) {
   if (!PyFloat_CheckExact(rows.scale) || !PyFloat_CheckExact(rows.dropout)) return false;
-  if (!PyFloat_CheckExact(rows.alpha) && !has_type(rows.alpha, python.tensor)) return false;
+  if (!PyFloat_CheckExact(rows.alpha) && !has_type(rows.alpha, python.tensor) &&
+      !has_type(rows.alpha, python.parameter))
+    return false;
   const double p = PyFloat_AS_DOUBLE(rows.dropout);
   return rows.seed == Py_None ? p >= 0.0 && p < 1.0 : PyLong_CheckExact(rows.seed) && p > 0.0 && p < 1.0;
 }
@@ -92,7 +95,7 @@ struct Written {
   // Gets the description of a tensor that is read; returns whether it is on this device and has no memory in common. Its
   // strides must be 0 or more.
   bool describe_apart(PyObject* object, Tensor* t) const {
-    if (!is_readable(object) || !describe(object, t) || device_of(*t) != device) return false;
+    if (!has_values(object, true) || !describe(object, t) || device_of(*t) != device) return false;
     int64_t last = 0;
     for (int32_t d = 0; d < t->rank; ++d) {
       const int64_t stride = t->sizes[d] > 1 ? t->strides[d] : 0;
@@ -143,18 +146,13 @@ inline bool set_alpha(PyObject* object, const Written& out, bool reads_values, s
   }
   Tensor t;
   if (!out.describe_apart(object, &t) || t.rank > 1 || count_elements(t) != 1 || float_type(t) < 0) return false;
-  if (!reads_values) {
+  const auto dtype = static_cast<sinpe_dtype>(float_type(t));
+  if (reads_values) {
+    a->alpha = sinpe::value_of(t.data, dtype);
+  } else {
     scalars->alpha = t.data;
-    scalars->alpha_dtype = static_cast<sinpe_dtype>(float_type(t));
-    return true;
+    scalars->alpha_dtype = dtype;
   }
-  PyObject* number = PyNumber_Float(object);
-  if (number == nullptr) {
-    clear_runtime_error();
-    return false;
-  }
-  a->alpha = PyFloat_AS_DOUBLE(number);
-  Py_DECREF(number);
   return true;
 }
 

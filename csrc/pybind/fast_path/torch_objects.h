@@ -36,7 +36,7 @@ struct PythonObjects {
   PyObject *tensor, *empty_like, *is_lazy, *is_grad_enabled, *is_inference_mode, *increment_version;
   PyObject *parameter, *empty, *float32, *embedding, *multiply, *grid_encoding;
   PyObject *conditions, *variables, *is_intercepted, *plan_of, *grid_of, *draw_seed, *recorded_add, *recorded_embed,
-      *is_profiled;
+      *recorded_add_rows, *recorded_embed_rows, *is_profiled;
 };
 inline PythonObjects python{};
 
@@ -55,7 +55,7 @@ inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
   constexpr Py_ssize_t kObjects = sizeof(PythonObjects) / sizeof(PyObject*);
   if (count != 1 + kObjects || !PyTuple_Check(items[13]) || !PyTuple_Check(items[14])) {
     PyErr_SetString(PyExc_TypeError,
-                    "set_up: expected DLPack's exchange functions in a capsule, and twenty-one objects");
+                    "set_up: expected DLPack's exchange functions in a capsule, and twenty-three objects");
     return nullptr;
   }
   if (exchange != nullptr) Py_RETURN_TRUE;
@@ -162,9 +162,7 @@ inline bool has_values(PyObject* x, bool may_be_parameter = false) {
 }
 
 // Whether a tensor can be read directly, without recording for autograd.
-inline bool is_readable(PyObject* x, bool may_be_parameter = false) {
-  return has_values(x, may_be_parameter) && PyErr_Occurred() == nullptr && !needs_grad(x);
-}
+inline bool is_readable(PyObject* x) { return has_values(x) && PyErr_Occurred() == nullptr && !needs_grad(x); }
 
 // Whether `out` can be written directly. A lazy copy (copy-on-write) is deferred until an address for writing is
 // requested. (For x, which is read, it is made at that point.)
