@@ -56,7 +56,7 @@ class TileAdder {
         populate(slice, row, n);
         rng_offset[count] = rng_offset_of(slice, row);
       }
-      elementwise<T>().add(x, pe, out, count, n * shape_.dim, scale_, dropout_, rng_offset, stores_);
+      row_kernels().of<T>().add(x, pe, out, count, n * shape_.dim, scale_, dropout_, rng_offset, stores_);
     }
   }
 
@@ -101,7 +101,7 @@ class TileAdder {
   }
 
   void one_row(const T* x, const Real* pe, T* out, uint64_t rng_offset) {
-    const auto add = elementwise<T>().add;
+    const auto add = row_kernels().of<T>().add;
     if (gathered_.empty()) return add(&x, pe, &out, 1, shape_.dim, scale_, dropout_, &rng_offset, stores_);
     const T* dense_x = gathered_.data();
     T *gathered = gathered_.data(), *dense_out = gathered + shape_.dim;

@@ -22,7 +22,7 @@ sinpe_status dropout(const sinpe_add_arguments& a) {
   const int64_t pieces = (width + kPiece - 1) / kPiece, rows = product(m.sizes, inner);
   const Dropout parameters = dropout_of(a.dropout, m.rng_offsets[inner]);
   const Real scale = static_cast<Real>(a.scale);
-  const auto add = elementwise<T>().add;
+  const auto add = row_kernels().of<T>().add;
   const int64_t grain = std::max<int64_t>(1, kGrain / std::min(width, kPiece));
   const NewPages pages;
   const bool is_dense = m.rank == 1 && out_step == 1;

@@ -66,7 +66,7 @@ class TileEmbedder {
   void one_row(int count, int64_t slice, int64_t row, const Real* pe) {
     const T* x[kAddSlices];
     for (int k = 0; k < count; ++k) x[k] = weight_of(*ids_[k]);
-    const auto add = elementwise<T>().add;
+    const auto add = row_kernels().of<T>().add;
     if (a_.padding_mask == nullptr) {
       add(x, pe, out_, count, shape_.dim, scale_, dropout_, rng_offset_, Stores::kCached);
     } else {

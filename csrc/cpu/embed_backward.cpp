@@ -111,11 +111,11 @@ class RowSums {
       ahead.until(out + n);
       if (tokens_.count(row) == 0 || a_.dropout.drop_threshold == kDropAll) {
         // Not memset, whose string instruction restarts at each page fault of new memory.
-        elementwise<T>().round(zeros_.data(), Real{1}, out, n);
+        row_kernels().of<T>().round(zeros_.data(), Real{1}, out, n);
         continue;
       }
       sum(row, c, n);
-      elementwise<T>().round(sum_of(tree_levels(tokens_.count(row))), factor_, out, n);
+      row_kernels().of<T>().round(sum_of(tree_levels(tokens_.count(row))), factor_, out, n);
     }
   }
 
@@ -136,7 +136,7 @@ class RowSums {
           add_token(tokens[k], c, n);
         },
         [&](int level) {
-          elementwise<Real>().accumulate(sum_of(level), sum_of(level + 1), n, Dropout{}, 0);
+          row_kernels().of<Real>().accumulate(sum_of(level), sum_of(level + 1), n, Dropout{}, 0);
           clear(level, n);
         });
   }
@@ -150,7 +150,7 @@ class RowSums {
       for (int64_t i = 0; i < n; ++i) gathered_[static_cast<size_t>(i)] = grad[i * channel_];
       grad = gathered_.data();
     }
-    elementwise<T>().accumulate(grad, sum_of(1), n, dropout_, rng_offsets_.base + static_cast<uint64_t>(offset));
+    row_kernels().of<T>().accumulate(grad, sum_of(1), n, dropout_, rng_offsets_.base + static_cast<uint64_t>(offset));
   }
 
   const Arguments& a_;

@@ -32,9 +32,9 @@ class TileDots {
       for (int64_t r = row; r < row + n; ++r) {
         out[r] = padding_.at(slice, r)
                      ? 0.0
-                     : dropout_scale_ * elementwise<T>().dot(dense(x + r * row_), pe + (r - row) * shape_.dim,
-                                                             angular_frequencies_, shape_.dim, dropout_,
-                                                             rng_offset + static_cast<uint64_t>(r * step));
+                     : dropout_scale_ * row_kernels().of<T>().dot(dense(x + r * row_), pe + (r - row) * shape_.dim,
+                                                                  angular_frequencies_, shape_.dim, dropout_,
+                                                                  rng_offset + static_cast<uint64_t>(r * step));
       }
     }
   }

@@ -28,9 +28,6 @@ inline std::unique_ptr<RowState> shared_steps(const Plan& plan, int64_t longest_
   return state;
 }
 
-inline float not_a_number(float) { return std::numeric_limits<float>::quiet_NaN(); }
-inline double not_a_number(double) { return std::numeric_limits<double>::quiet_NaN(); }
-
 class RowMaker {
  public:
   // `steps` may be null if run() and stream() are not used for runs. `stores`: those of the rows that run() rotates.
@@ -46,7 +43,7 @@ class RowMaker {
     }
     while (n > 0) {
       const int64_t k = begin(position, n);
-      rotate(position, k, out, stride);
+      kernels_.of<T>().rotate(*state_, position, k, out, stride, stores_);
       position = end(position, k);
       out += k * stride;
       n -= k;
@@ -60,7 +57,7 @@ class RowMaker {
     for (int64_t r = 0; r < n;) {
       const int64_t k = begin(position, std::min<int64_t>(n - r, kStreamedRows));
       const StreamedRows<T> rows = rows_of(r, k);
-      stream(position, k, rows, options);
+      kernels_.of<T>().stream(*state_, position, k, rows, options);
       position = end(position, k);
       r += k;
     }
@@ -76,22 +73,22 @@ class RowMaker {
     for (int64_t r = 0; r < n; ++r) p[r] = position(r).d;
     bool fast = true;
     for (int64_t r = 0; r < n; ++r) fast &= fast_position({false, 0, p[r]}, plan_);
-    if (fast && make_block(p, n, out, stride)) return;
+    if (fast && kernels_.of<T>().block(plan_, p, n, out, stride, &near_zeros_)) return;
     for (int64_t r = 0; r < n; ++r) one(position(r), out + r * stride);
   }
 
-  void one(Position p, float* row) {
-    if (p.d - p.d != 0.0) return fill_nan(row);
-    if (fast_position(p, plan_)) return kernels_.direct_float(plan_, p.d, row);
-    exact_row(plan_, p, row);
+  template <class T>
+  void one(Position p, T* row) {
+    if constexpr (sizeof(T) == 2) {
+      scratch_.resize(static_cast<size_t>(plan_.dim));
+      one(p, scratch_.data());
+      kernels_.of<T>().round(scratch_.data(), 1.0f, row, plan_.dim);
+    } else {
+      if (p.d - p.d != 0.0) return fill_nan(row);
+      if (fast_position(p, plan_)) return kernels_.of<T>().direct(plan_, p.d, row);
+      exact_row(plan_, p, row);
+    }
   }
-  void one(Position p, double* row) {
-    if (p.d - p.d != 0.0) return fill_nan(row);
-    if (fast_position(p, plan_)) return kernels_.direct_double(plan_, p.d, row);
-    exact_row(plan_, p, row);
-  }
-  void one(Position p, bfloat16* row) { kernels_.of_bfloat16.round(through_float(p), 1.0f, row, plan_.dim); }
-  void one(Position p, float16* row) { kernels_.of_float16.round(through_float(p), 1.0f, row, plan_.dim); }
 
  private:
   // next_ wraps after the last int64, to a position that is not its successor.
@@ -132,49 +129,9 @@ class RowMaker {
     since_anchor_ = 0;
   }
 
-  void rotate(int64_t p, int64_t n, float* out, int64_t stride) {
-    kernels_.rotate_float(*state_, p, n, out, stride, stores_);
-  }
-  void rotate(int64_t p, int64_t n, bfloat16* out, int64_t stride) {
-    kernels_.rotate_bfloat16(*state_, p, n, out, stride, stores_);
-  }
-  void rotate(int64_t p, int64_t n, float16* out, int64_t stride) {
-    kernels_.rotate_float16(*state_, p, n, out, stride, stores_);
-  }
-  void rotate(int64_t, int64_t, double*, int64_t) {}  // float64 rows are always reduced directly
-
-  void stream(int64_t p, int64_t n, const StreamedRows<float>& rows, const StreamOptions& options) {
-    kernels_.stream_float(*state_, p, n, rows, options);
-  }
-  void stream(int64_t p, int64_t n, const StreamedRows<bfloat16>& rows, const StreamOptions& options) {
-    kernels_.stream_bfloat16(*state_, p, n, rows, options);
-  }
-  void stream(int64_t p, int64_t n, const StreamedRows<float16>& rows, const StreamOptions& options) {
-    kernels_.stream_float16(*state_, p, n, rows, options);
-  }
-
-  bool make_block(const double* p, int64_t n, float* out, int64_t stride) {
-    return kernels_.block_float(plan_, p, n, out, stride, &near_zeros_);
-  }
-  bool make_block(const double* p, int64_t n, double* out, int64_t stride) {
-    return kernels_.block_double(plan_, p, n, out, stride, &near_zeros_);
-  }
-  bool make_block(const double* p, int64_t n, bfloat16* out, int64_t stride) {
-    return kernels_.block_bfloat16(plan_, p, n, out, stride, &near_zeros_);
-  }
-  bool make_block(const double* p, int64_t n, float16* out, int64_t stride) {
-    return kernels_.block_float16(plan_, p, n, out, stride, &near_zeros_);
-  }
-
-  const float* through_float(Position p) {
-    scratch_.resize(static_cast<size_t>(plan_.dim));
-    one(p, scratch_.data());
-    return scratch_.data();
-  }
-
   template <class Real>
   void fill_nan(Real* row) {
-    std::fill(row, row + plan_.n0 + plan_.n1, not_a_number(Real{}));
+    std::fill(row, row + plan_.n0 + plan_.n1, std::numeric_limits<Real>::quiet_NaN());
     zero_tail(plan_, row);
   }
 

@@ -1,5 +1,5 @@
-// Row kernels: one set per instruction set (each cpu/rows_*.cpp compiles cpu/rows.inc), selected once at run time. All
-// sets give the same float32, bfloat16 and float16 bits: core/exact.h decides every rounding that the arithmetic leaves
+// Row kernels: what makes rows of the encoding and applies them to data, one set per instruction set (each cpu/rows_*.cpp
+// compiles cpu/rows.inc), selected once at run time. All sets give the same float32, bfloat16 and float16 bits: core/exact.h decides every rounding that the arithmetic leaves
 // undecided.
 #pragma once
 
@@ -7,8 +7,11 @@
 #include <type_traits>
 
 #include "core/exact.h"
+#include "core/philox.h"
+#include "core/round.h"
 #include "core/sample.h"
-#include "cpu/elementwise.h"
+#include "core/tree_sum.h"
+#include "cpu/stores.h"
 
 namespace sinpe {
 
@@ -72,59 +75,70 @@ struct StreamOptions {
   Stores stores;
 };
 
-struct RowKernels {
-  const char* name;
-  int lanes;  // doubles per vector
+// Slices of x per load of the encoding: those of four streams of memory, which lie a power of two apart as a rule. Eight
+// streams take 7 % longer (Xeon). In place, two take a fifth longer than four, on one thread (Zen 4).
+constexpr int kAddSlices = 2, kAddSlicesInPlace = 4;
+
+// The kernels for elements of type T. float64 has no `rotate` and `stream`, 16-bit types no `direct`.
+template <class T>
+struct KernelsOf {
+  using Real = accumulate_t<T>;
   // One row, reduced directly, at a position for which fast_position() is true.
-  void (*direct_float)(const Plan& plan, double position, float* row);
-  void (*direct_double)(const Plan& plan, double position, double* row);
+  void (*direct)(const Plan& plan, double position, T* row);
   // Rows at n <= kBlockRows such positions, of a plan for which has_few_channels() is true; returns false, with none
   // written, for amplitudes and positions so small that the bounds are not valid. *near_zeros: 0 at first, and the same
   // variable for every block of a call.
-  bool (*block_float)(const Plan& plan, const double* positions, int64_t n, float* out, int64_t stride,
-                      int* near_zeros);
-  bool (*block_double)(const Plan& plan, const double* positions, int64_t n, double* out, int64_t stride,
-                       int* near_zeros);
-  bool (*block_bfloat16)(const Plan& plan, const double* positions, int64_t n, bfloat16* out, int64_t stride,
-                         int* near_zeros);
-  bool (*block_float16)(const Plan& plan, const double* positions, int64_t n, float16* out, int64_t stride,
-                        int* near_zeros);
+  bool (*block)(const Plan& plan, const double* positions, int64_t n, T* out, int64_t stride, int* near_zeros);
+  // Writes n rows, starting with the state's row, and advances the state. `position` is that of the first row.
+  void (*rotate)(RowState& state, int64_t position, int64_t n, T* out, int64_t stride, Stores stores);
+  // out = dropout(scale * x + alpha * PE) for the next n rows; x may be out.
+  void (*stream)(RowState& state, int64_t position, int64_t n, const StreamedRows<T>& rows,
+                 const StreamOptions& options);
+  // out[k][i] = scale * x[k][i] + row[i] for `count` slices of x, at most kAddSlicesInPlace, rounded to Real after each
+  // step, then dropout, then rounded to T. `row` already contains round(alpha*PE); if it is null, scale * x alone.
+  // first[k] is the RNG offset of x[k][0], not read without dropout. x[k] and out[k] may be the same memory. `stores` is
+  // ignored with dropout, and without a row.
+  void (*add)(const T* const* x, const Real* row, T* const* out, int count, int64_t n, Real scale,
+              const Dropout& dropout, const uint64_t* first, Stores stores);
+  // The sum of x[i] * row[i] * weights[i] over the elements that are not dropped, in double, without the factor
+  // 1 / (1 - p), which the caller applies. weights may be null: ones.
+  double (*dot)(const T* x, const Real* row, const double* weights, int64_t n, const Dropout& dropout, uint64_t first);
+  // sum[i] += x[i] for the elements that are not dropped.
+  void (*accumulate)(const T* x, Real* sum, int64_t n, const Dropout& dropout, uint64_t first);
+  // out[i] = factor * row[i], rounded to Real, then to T.
+  void (*round)(const Real* row, Real factor, T* out, int64_t n);
+};
+
+struct RowKernels {
+  const char* name;
+  int lanes;  // doubles per vector
   // Computes the state's steps; fast_position() must be true for position 1.
   void (*steps)(RowState& state);
   // Sets the state, bounds included, to the row at a position for which fast_position() is true (`fast`); otherwise
   // sets the bounds only.
   void (*anchor)(RowState& state, double position, bool fast);
-  // Writes n rows, starting with the state's row, and advances the state. `position` is that of the first row.
-  void (*rotate_float)(RowState& state, int64_t position, int64_t n, float* out, int64_t stride, Stores stores);
-  void (*rotate_bfloat16)(RowState& state, int64_t position, int64_t n, bfloat16* out, int64_t stride, Stores stores);
-  void (*rotate_float16)(RowState& state, int64_t position, int64_t n, float16* out, int64_t stride, Stores stores);
-  // out = dropout(scale * x + alpha * PE) for the next n rows; x may be out.
-  void (*stream_float)(RowState& state, int64_t position, int64_t n, const StreamedRows<float>& rows,
-                       const StreamOptions& options);
-  void (*stream_bfloat16)(RowState& state, int64_t position, int64_t n, const StreamedRows<bfloat16>& rows,
-                          const StreamOptions& options);
-  void (*stream_float16)(RowState& state, int64_t position, int64_t n, const StreamedRows<float16>& rows,
-                         const StreamOptions& options);
-  Elementwise<float> of_float;
-  Elementwise<double> of_double;
-  Elementwise<bfloat16> of_bfloat16;
-  Elementwise<float16> of_float16;
+  KernelsOf<float> of_float;
+  KernelsOf<double> of_double;
+  KernelsOf<bfloat16> of_bfloat16;
+  KernelsOf<float16> of_float16;
+
+  template <class T>
+  const KernelsOf<T>& of() const {
+    if constexpr (std::is_same<T, float>::value) {
+      return of_float;
+    } else if constexpr (std::is_same<T, double>::value) {
+      return of_double;
+    } else if constexpr (std::is_same<T, bfloat16>::value) {
+      return of_bfloat16;
+    } else {
+      return of_float16;
+    }
+  }
 };
 
 // The kernels for this CPU, or those selected by SINPE_EXT_CPU_ISA=default|v3|v4 (ignored if the CPU lacks the
 // instruction set).
 const RowKernels& row_kernels();
-
-inline const Elementwise<float>& elementwise(const RowKernels& kernels, float) { return kernels.of_float; }
-inline const Elementwise<double>& elementwise(const RowKernels& kernels, double) { return kernels.of_double; }
-inline const Elementwise<bfloat16>& elementwise(const RowKernels& kernels, bfloat16) { return kernels.of_bfloat16; }
-inline const Elementwise<float16>& elementwise(const RowKernels& kernels, float16) { return kernels.of_float16; }
-
-// The elementwise kernels in use for T.
-template <class T>
-const Elementwise<T>& elementwise() {
-  return elementwise(row_kernels(), T{});
-}
 
 extern const RowKernels kRowKernelsDefault;
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))

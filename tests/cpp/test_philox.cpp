@@ -73,7 +73,7 @@ double even_sums(const double* of) {
 template <class T>
 void test_kernels(const sinpe::RowKernels& set) {
   using Real = sinpe::accumulate_t<T>;
-  const auto& kernels = sinpe::elementwise(set, T{});
+  const auto& kernels = set.of<T>();
   check::Random random;
   for (int64_t n : {1, 3, 8, 16, 31, 64, 100, 256, 263, 700}) {
     for (uint64_t first : {uint64_t{0}, uint64_t{5}, (uint64_t{1} << 35) - 9, (uint64_t{1} << 62) + 3}) {

@@ -48,7 +48,8 @@ std::vector<float> rotated_rows(const sinpe::RowKernels& kernels, const sinpe::P
   kernels.steps(state);
   kernels.anchor(state, static_cast<double>(first), true);
   for (int64_t r = 0; r < n; r += 7) {
-    kernels.rotate_float(state, first + r, std::min<int64_t>(7, n - r), rows.data() + r * plan.dim, plan.dim, kCached);
+    kernels.of_float.rotate(state, first + r, std::min<int64_t>(7, n - r), rows.data() + r * plan.dim, plan.dim,
+                            kCached);
   }
   return rows;
 }
@@ -87,7 +88,7 @@ void test_plan(const TestPlan& made) {
       CHECK(same_bits(rotated_rows(*kernels, plan, first, n), want));
       std::vector<float> direct(want.size(), std::nanf(""));
       for (int64_t r = 0; r < n; ++r) {
-        kernels->direct_float(plan, static_cast<double>(first + r), direct.data() + r * plan.dim);
+        kernels->of_float.direct(plan, static_cast<double>(first + r), direct.data() + r * plan.dim);
       }
       CHECK(same_bits(direct, want));
     }
@@ -112,10 +113,10 @@ void test_other_types(const TestPlan& made) {
   const size_t dim = static_cast<size_t>(plan.dim);
   for (int64_t first : {int64_t{3}, int64_t{81665}, int64_t{2147483000}}) {
     std::vector<double> want(dim);
-    sinpe::kRowKernelsDefault.direct_double(plan, static_cast<double>(first), want.data());
+    sinpe::kRowKernelsDefault.of_double.direct(plan, static_cast<double>(first), want.data());
     for (const sinpe::RowKernels* kernels : kernel_sets()) {
       std::vector<double> got(dim, std::nan(""));
-      kernels->direct_double(plan, static_cast<double>(first), got.data());
+      kernels->of_double.direct(plan, static_cast<double>(first), got.data());
       CHECK(std::memcmp(got.data(), want.data(), dim * sizeof(double)) == 0);
       std::vector<sinpe::float16> half(20 * dim);
       std::vector<sinpe::bfloat16> brain(20 * dim);
@@ -123,8 +124,8 @@ void test_other_types(const TestPlan& made) {
         sinpe::RowState state(plan);
         kernels->steps(state);
         kernels->anchor(state, static_cast<double>(first), true);
-        if (kind == 0) kernels->rotate_float16(state, first, 20, half.data(), plan.dim, kCached);
-        if (kind == 1) kernels->rotate_bfloat16(state, first, 20, brain.data(), plan.dim, kCached);
+        if (kind == 0) kernels->of_float16.rotate(state, first, 20, half.data(), plan.dim, kCached);
+        if (kind == 1) kernels->of_bfloat16.rotate(state, first, 20, brain.data(), plan.dim, kCached);
       }
       const std::vector<float> floats = exact_rows(plan, first, 20);
       for (size_t i = 0; i < floats.size(); ++i) {
@@ -149,8 +150,8 @@ void test_bfloat16(const sinpe::Plan& plan, int64_t first) {
       sinpe::RowState state(plan);
       kernels->steps(state);
       kernels->anchor(state, static_cast<double>(first), true);
-      if (kind == 0) kernels->rotate_float(state, first, sinpe::kAnchorRows, floats.data(), plan.dim, kCached);
-      if (kind == 1) kernels->rotate_bfloat16(state, first, sinpe::kAnchorRows, got.data(), plan.dim, kCached);
+      if (kind == 0) kernels->of_float.rotate(state, first, sinpe::kAnchorRows, floats.data(), plan.dim, kCached);
+      if (kind == 1) kernels->of_bfloat16.rotate(state, first, sinpe::kAnchorRows, got.data(), plan.dim, kCached);
     }
     for (size_t i = 0; i < n; ++i) {
       sinpe::bfloat16 want;
