@@ -44,4 +44,7 @@ struct Kernels {
   sinpe_status (*embed)(int32_t device, const DevicePlan& plan, sinpe_embed_arguments* e, const DeviceScalars& scalars);
 };
 
+// The kernels of the CPU (cpu/kernels.cpp).
+const Kernels& cpu_kernels();
+
 }  // namespace sinpe

@@ -8,8 +8,6 @@ namespace {
 
 using namespace sinpe_torch;
 
-int64_t bytes_of(const sinpe_add_arguments& a) { return sinpe::product(a.sizes, a.rank) * sinpe::size_of(a.dtype); }
-
 struct Call {
   Device device = Device::cpu();
 
@@ -87,42 +85,11 @@ struct Call {
   }
 };
 
-// The table of core/kernels.h, for results that are worth several threads.
-const sinpe::Kernels kernels{
-    sizeof(sinpe::Kernels),
-    true,
-    int64_t{1} << 31,
-    [](int32_t) { return true; },
-    [](int32_t, const sinpe::DevicePlan& plan, int64_t start, int64_t length, sinpe_dtype dtype, void* out,
-       int64_t row_stride) { return sinpe_table(plan.packed, plan.n_words, start, length, dtype, out, row_stride); },
-    [](int32_t, const sinpe::DevicePlan& plan, const void* positions, sinpe_dtype position_dtype, int64_t count,
-       sinpe_dtype dtype, void* out, int64_t row_stride) {
-      return sinpe_encode(plan.packed, plan.n_words, positions, position_dtype, count, dtype, out, row_stride);
-    },
-    [](int32_t, const sinpe::DevicePlan& plan, const sinpe_add_arguments& a, const sinpe::DeviceScalars&, bool is_new) {
-      const sinpe::NewOutput output(a.out, is_new ? bytes_of(a) : 0);
-      return sinpe_add(plan.packed, plan.n_words, &a);
-    },
-    [](int32_t, const sinpe::DevicePlan& grid, const void* values, int64_t n_values, const sinpe_add_arguments& a,
-       bool is_new) {
-      const sinpe::NewOutput output(a.out, is_new ? bytes_of(a) : 0);
-      return sinpe_add_grid(grid.packed, grid.n_words, values, n_values, &a);
-    },
-    [](int32_t, const sinpe_add_arguments& a, bool is_new) {
-      const sinpe::NewOutput output(a.out, is_new ? bytes_of(a) : 0);
-      return sinpe_dropout(&a);
-    },
-    [](int32_t, const sinpe::DevicePlan& plan, sinpe_embed_arguments* e, const sinpe::DeviceScalars&) {
-      const sinpe::NewOutput output(e->add.out, bytes_of(e->add));
-      return sinpe_embed(plan.packed, plan.n_words, e);
-    },
-};
-
 std::string cpu_isa() { return sinpe_isa(); }
 
 }  // namespace
 
-extern "C" SINPE_API const sinpe::Kernels* sinpe_kernels() { return &kernels; }
+extern "C" SINPE_API const sinpe::Kernels* sinpe_kernels() { return &sinpe::cpu_kernels(); }
 
 STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CPU, m) { Operators<Call>::implement(m); }
 STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) { m.impl("cpu_isa", TORCH_BOX(&cpu_isa)); }

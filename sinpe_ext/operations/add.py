@@ -93,6 +93,10 @@ class Part(NamedTuple):
     shape: tuple[int, ...]
     first: tuple[int, ...]
 
+    def first_offset(self) -> int:
+        """Index of the first element of the shard in the row-major order of the whole."""
+        return sum(at * step for at, step in zip(self.first, philox.row_major(self.shape), strict=True))
+
 
 class AddArguments(NamedTuple):
     """The arguments of `add` and `add_` as given by the caller, unchecked; see `functional.add`."""
@@ -174,8 +178,7 @@ class Form:
         """
         if part is not None:
             steps = philox.row_major(part.shape)
-            first = sum(at * step for at, step in zip(part.first, steps, strict=True))
-            return [first, *(steps[d] for d in self.order)]
+            return [part.first_offset(), *(steps[d] for d in self.order)]
         if self.is_canonical and not _is_compiling():
             return []
         steps = philox.row_major(shape)
@@ -226,6 +229,25 @@ class Sum:
         """The argument that the others must match."""
         raise NotImplementedError
 
+    def set_data(self, data: Tensor) -> None:
+        """Stores what follows from x or weight, and reads what intercepts the call."""
+        self.state = torch_state.read()
+        if self.state.jit_tracing:
+            refuse_jit_trace()
+        self.device, self.dtype = data.device, data.dtype
+        self.has_no_data = self.state.fake or data.is_meta
+
+    def set_numbers(self, arguments: Any) -> None:
+        """Checks and stores scale, alpha and seed."""
+        # Not cached by `cached_by_value`: 0.0 and -0.0 are equal, but results differ in sign.
+        scale, alpha, seed = arguments.scale, arguments.alpha, arguments.seed
+        self.scale: float = scale if type(scale) is float else checks.number("scale", scale)
+        if type(alpha) is not float or self.state.compiling or alpha != 1.0:
+            alpha = checks.alpha(alpha, self.target())
+            is_one = not isinstance(alpha, Tensor) and (checks.is_one(alpha) if self.state.compiling else alpha == 1.0)
+            self.alpha = None if is_one else alpha
+        self.seed_argument = None if seed is None else checks.seed(seed, self.device)
+
     def set_rows(self, arguments: Any, form: Form, shape: Sequence[int], part: Part | None, data: str) -> None:
         """Checks and stores the arguments that `AddArguments` and `EmbedArguments` share.
 
@@ -246,25 +268,15 @@ class Sum:
         self.plan = None if self.device.type == "cuda" else plan
         if self.drop_threshold or self.state.compiling:
             self.rng_offsets = form.rng_offsets(shape, part)
-        # Not cached by `cached_by_value`: 0.0 and -0.0 are equal, but results differ in sign.
-        scale, alpha, mask = arguments.scale, arguments.alpha, arguments.padding_mask
-        self.scale: float = scale if type(scale) is float else checks.number("scale", scale)
-        if type(alpha) is not float or self.state.compiling or alpha != 1.0:
-            self.set_alpha(alpha)
+        self.set_numbers(arguments)
+        mask = arguments.padding_mask
         self.padding_mask = None if mask is None else checks.padding_mask(mask, self.target())
         self.set_positions(arguments.positions, arguments.start)
-        self.seed_argument = None if arguments.seed is None else checks.seed(arguments.seed, self.device)
         self.has_kernel = self.encoding.angle == "exact" and not (self.is_empty or self.has_no_data)
         if arguments.encoding is not None or width:
             is_whole = self.columns is None
             dim = self.encoding.dim if is_whole else resolve.encoding(*self.encoding_arguments[:2]).dim
             checks.channels(data, getattr(arguments, data).shape, width, dim)
-
-    def set_alpha(self, alpha: Any) -> None:
-        """Checks and stores alpha."""
-        alpha = checks.alpha(alpha, self.target())
-        is_one = not isinstance(alpha, Tensor) and (checks.is_one(alpha) if self.state.compiling else alpha == 1.0)
-        self.alpha = None if is_one else alpha
 
     def set_positions(self, positions: Any, start: Any) -> None:
         """Checks and stores positions, or start if there are none."""
@@ -344,8 +356,7 @@ class Sum:
         if positions is None:
             rows = encoded_rows.table(self.encoding_arguments, length, self.start, acc, self.device)
         else:
-            if self.positions_are_starts:
-                positions = positions + torch.arange(length, device=self.device)
+            positions = encoded_rows.expanded(positions, self.positions_are_starts, length)
             rows = encoded_rows.encode(self.encoding_arguments, positions, acc)
         return arranged(rows, len(self.shape))
 
@@ -403,15 +414,11 @@ class Addition(Sum):
     form: Any
 
     def set_x(self, arguments: AddArguments) -> None:
-        """Checks and stores x, and reads what intercepts the call."""
-        x, self.arguments = arguments.x, arguments
-        self.state = torch_state.read()
-        if self.state.jit_tracing:
-            refuse_jit_trace()
-        checks.check_x(x)
-        self.x: Tensor = x
-        self.device, self.dtype = x.device, x.dtype
-        self.has_no_data = self.state.fake or x.is_meta
+        """Checks and stores x."""
+        checks.check_x(arguments.x)
+        self.x: Tensor = arguments.x
+        self.arguments = arguments
+        self.set_data(self.x)
 
     def operands(self, x: Tensor) -> Add:
         """The operands of the operator `add`, for x in canonical form."""

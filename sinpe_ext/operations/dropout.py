@@ -16,7 +16,6 @@ from ..operator import Derivative, Operator, Size, one_by_one
 from ..reference import apply
 from ..torch_state import is_capturing
 
-_CPU = torch.device("cpu")
 _drawing = threading.Lock()
 
 
@@ -117,7 +116,7 @@ def number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A number as a tensor of shape () for an operator. If a CUDA kernel is called eagerly the tensor is on the CPU:
     the value is then a launch argument, and no fill kernel is needed. Otherwise, in a graph too, it is on `device`."""
     if device.type == "cuda" and loader.compiled("cuda") and not torch_state.read().must_decompose:
-        device = _CPU
+        device = torch.device("cpu")
     return torch.full((), value, dtype=dtype, device=device)
 
 

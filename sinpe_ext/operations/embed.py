@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from .. import torch_state
 from ..encodings import values
-from ..encodings.tracing import refuse_jit_trace
 from ..operator import Derivative, Operator, Size, one_by_one
 from ..reference import apply
 from ..reference.tiles import accumulation
@@ -64,18 +63,14 @@ class EmbedCall(Sum):
     """
 
     def __init__(self, arguments: EmbedArguments, part: Part | None = None) -> None:
-        self.state = torch_state.read()
-        if self.state.jit_tracing:
-            refuse_jit_trace()
         weight = checks.weight(arguments.weight)
+        self.set_data(weight)
         ids = checks.ids(arguments.ids, weight)
         rank = ids.dim()
         self.form = (_form if type(arguments.seq_dim) is int else _make_form)(rank, arguments.seq_dim)
         rows_at, _ = self.form.axes
         self.weight, self.ids = weight, ids if rows_at == rank - 1 else ids.movedim(rows_at, -1)
         self.num_embeddings, channels = weight.shape
-        self.device, self.dtype = weight.device, weight.dtype
-        self.has_no_data = self.state.fake or weight.is_meta
         result = torch.Size((*ids.shape, operator.index(channels)))
         self.shape = torch.Size((*self.ids.shape, result[-1]))
         padding_idx, sparse = arguments.padding_idx, arguments.sparse

@@ -26,7 +26,7 @@ from ..reference.tiles import accumulation, arranged
 from . import checks, grid_rows
 from .add import ADD, Add, AddArguments, Addition, Part, cached_by_value, position_gradient, row_dots_of
 from .dropout import DROPOUT, Dropout, scaled
-from .encoded_rows import ROW_DOTS
+from .encoded_rows import ROW_DOTS, expanded
 from .plans import pack_plan
 
 _is_compiling = torch.compiler.is_compiling
@@ -95,7 +95,7 @@ class GridForm:
         self.points = math.prod(self.lengths)
         self.canonical_shape = (*(shape[d] for d in self.batch_at), self.points, shape[self.channels_at])
         steps = philox.row_major(shape if part is None else part.shape)
-        self.first = 0 if part is None else sum(at * step for at, step in zip(part.first, steps, strict=True))
+        self.first = 0 if part is None else part.first_offset()
         self.own_rng_offsets = [self.first, *steps]
         self.is_evenly_spaced = all(steps[a] == shape[b] * steps[b] for a, b in itertools.pairwise(self.rows_at))
         self.rng_offsets = [self.first + (self.extra * steps[self.rows_at[0]] if self.is_flat else 0)]
@@ -361,20 +361,16 @@ class GridAdd(Addition):
         self.form, self.firsts, self.grid, self.grid_given = known.form, known.firsts, known.grid, known.grid_given
         self.columns, self.drop_threshold = known.columns, known.drop_threshold
         self.is_single_encoding = known.is_single_encoding
-        scale = arguments.scale
-        self.scale = scale if type(scale) is float else checks.number("scale", scale)
         form = self.form
         self.whole_rows, self.is_whole = form.points, part is None
         self.shape = torch.Size(form.canonical_shape)
-        if type(arguments.alpha) is not float or self.state.compiling or arguments.alpha != 1.0:
-            self.set_alpha(arguments.alpha)
+        self.set_numbers(arguments)
         if part is not None:  # checked, and in canonical form
             self.positions, self.starts, self.padding_mask = positions, arguments.start, arguments.padding_mask
         elif known.is_grid:
             self._set_coordinates(arguments, form)
         else:
             self._set_sequence_after_extra_tokens(arguments)
-        self.seed_argument = None if arguments.seed is None else checks.seed(arguments.seed, self.device)
         self.rng_offsets = form.rng_offsets
         self.is_empty = 0 in x.shape
         has_some_channels_of_grid = self.columns is not None and not self.is_single_encoding
@@ -438,8 +434,7 @@ class GridAdd(Addition):
             return self._implicit_coordinates(self.starts)
         if not self.is_single_encoding:
             return self.positions
-        ahead = torch.arange(self.shape[-2], device=self.device) if self.positions_are_starts else None
-        return (self.positions if ahead is None else self.positions + ahead).unsqueeze(-1)
+        return expanded(self.positions, self.positions_are_starts, self.shape[-2]).unsqueeze(-1)
 
     def _implicit_coordinates(self, starts: list[Any]) -> Tensor:
         """Implicit coordinates that begin at `starts`, (1, S, axes) int64."""

@@ -13,28 +13,12 @@ namespace sinpe_fast_path {
 // many elements. On any device, a copy of more elements for autograd takes longer than a call of Python.
 constexpr int64_t kMaxElements = 1 << 16;
 
-// The kernels of this module, which have no threads of torch.
-constexpr sinpe::Kernels kCpuKernels{
-    sizeof(sinpe::Kernels),
-    true,
-    kMaxElements,
-    [](int32_t) { return true; },
-    [](int32_t, const sinpe::DevicePlan& plan, int64_t start, int64_t length, sinpe_dtype dtype, void* out,
-       int64_t row_stride) { return sinpe_table(plan.packed, plan.n_words, start, length, dtype, out, row_stride); },
-    [](int32_t, const sinpe::DevicePlan& plan, const void* positions, sinpe_dtype position_dtype, int64_t count,
-       sinpe_dtype dtype, void* out, int64_t row_stride) {
-      return sinpe_encode(plan.packed, plan.n_words, positions, position_dtype, count, dtype, out, row_stride);
-    },
-    [](int32_t, const sinpe::DevicePlan& plan, const sinpe_add_arguments& a, const sinpe::DeviceScalars&, bool) {
-      return sinpe_add(plan.packed, plan.n_words, &a);
-    },
-    [](int32_t, const sinpe::DevicePlan& grid, const void* values, int64_t n_values, const sinpe_add_arguments& a,
-       bool) { return sinpe_add_grid(grid.packed, grid.n_words, values, n_values, &a); },
-    [](int32_t, const sinpe_add_arguments& a, bool) { return sinpe_dropout(&a); },
-    [](int32_t, const sinpe::DevicePlan& plan, sinpe_embed_arguments* e, const sinpe::DeviceScalars&) {
-      return sinpe_embed(plan.packed, plan.n_words, e);
-    },
-};
+// The kernels of this module, which has no threads of torch.
+inline const sinpe::Kernels kCpuKernels = [] {
+  sinpe::Kernels k = sinpe::cpu_kernels();
+  k.max_elements = kMaxElements;
+  return k;
+}();
 
 // The kernels by DLPack's type of device; null: none are loaded.
 inline const sinpe::Kernels* kernels[] = {nullptr, &kCpuKernels, nullptr};
