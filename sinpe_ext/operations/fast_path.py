@@ -23,7 +23,7 @@ from ..reference.tiles import accumulation, widest
 from . import dropout, grid_rows
 from .add import ADD, Add, AddArguments
 from .dropout import Dropout, scaled
-from .embed import EMBED, Embed, EmbedArguments, EmbedBackward, weight_gradient
+from .embed import EMBED, Embed, EmbedArguments
 from .grid_add import GridAdd
 from .plans import CPU, pack_plan
 
@@ -52,48 +52,6 @@ def _draw_seed(device: int) -> int:
     return dropout.draw(_device(device))
 
 
-def _seed_of(ctx: Any, device: torch.device) -> Tensor | None:
-    """The seed of a recorded call as operators take it."""
-    return None if ctx.seed is None else dropout.number(ctx.seed, torch.int64, device)
-
-
-class RecordedAdd(torch.autograd.Function):
-    """The result of `add`, computed before, as differentiable with respect to x: its gradient is that of
-    dropout(scale * x)."""
-
-    @staticmethod
-    def forward(ctx: Any, call: tuple[Tensor, int, int, float], x: Tensor) -> Tensor:
-        result, seed, ctx.drop_threshold, ctx.scale = call
-        ctx.seed = seed if ctx.drop_threshold else None
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (grad,), drop_threshold, scale = grads, ctx.drop_threshold, ctx.scale
-        if drop_threshold and not torch.compiler.is_compiling():
-            result = loader.choices["dropout"](grad, ctx.seed, drop_threshold, scale)
-            if result is not None:
-                return None, result
-        return None, scaled(Dropout(grad, _seed_of(ctx, grad.device), drop_threshold, scale))
-
-
-class RecordedEmbed(torch.autograd.Function):
-    """The result of `embed`, computed before, as differentiable with respect to weight."""
-
-    @staticmethod
-    def forward(ctx: Any, call: tuple[Tensor, Tensor, bool, int, float, int, int], weight: Tensor) -> Tensor:
-        result, ids, ctx.sparse, padding_row, scale, seed, drop_threshold = call
-        ctx.save_for_backward(ids)
-        ctx.numbers = weight.shape[0], padding_row, scale, drop_threshold
-        ctx.seed = seed if drop_threshold else None
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (grad,), (ids,) = grads, ctx.saved_tensors
-        return None, weight_gradient(EmbedBackward(grad, ids, _seed_of(ctx, grad.device), *ctx.numbers), ctx.sparse)
-
-
 def _rows(of: AddArguments | EmbedArguments, seed: int, drop_threshold: int, device: torch.device) -> tuple[Any, ...]:
     """The operands of `add` and `embed` from positions to positions_are_starts, for arguments that C has checked."""
     start, positions, mask, alpha = of.start, of.positions, of.padding_mask, of.alpha
@@ -106,20 +64,44 @@ def _rows(of: AddArguments | EmbedArguments, seed: int, drop_threshold: int, dev
         mask = mask.reshape(-1, mask.shape[-1])
     if not isinstance(alpha, Tensor):
         alpha = None if alpha == 1.0 else dropout.number(alpha, widest(device), device)
-    seed_tensor = dropout.number(seed, torch.int64, device) if drop_threshold else None
-    return positions, mask, alpha, seed_tensor, start, are_starts
+    return positions, mask, alpha, _seed_tensor(seed, drop_threshold, device), start, are_starts
 
 
-def _recorded_add(result: Tensor, given: tuple[Any, ...], plan: tuple[Any, ...], seed: int, threshold: int) -> Tensor:
-    """The result of `add`, computed before, of an x in canonical form, as differentiable with respect to x, alpha and
-    positions."""
+def _seed_tensor(seed: int, drop_threshold: int, device: torch.device) -> Tensor | None:
+    return dropout.number(seed, torch.int64, device) if drop_threshold else None
+
+
+# Results that C has computed, as differentiable.
+
+
+class RecordedAdd(torch.autograd.Function):
+    """The result of `add` as differentiable with respect to x: as dropout(scale * x), which differs by a constant."""
+
+    @staticmethod
+    def forward(ctx: Any, call: tuple[Tensor, int, int, float], x: Tensor) -> Tensor:
+        result, *ctx.numbers = call  # in a tuple, because autograd would return a view of an argument
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,), (seed, drop_threshold, scale) = grads, ctx.numbers
+        of_x = None
+        if drop_threshold and not torch.compiler.is_compiling():
+            of_x = loader.choices["dropout"](grad, *ctx.numbers)
+        if of_x is None:
+            of_x = scaled(Dropout(grad, _seed_tensor(seed, drop_threshold, grad.device), drop_threshold, scale))
+        return None, of_x
+
+
+def _recorded_sum(result: Tensor, given: tuple[Any, ...], plan: tuple[Any, ...], seed: int, threshold: int) -> Tensor:
+    """The result of `add` of an x in canonical form as differentiable with respect to x, alpha and positions."""
     a = AddArguments(*given)
     rows = _rows(a, seed, threshold, a.x.device)
     return ADD.recorded(Add._make((a.x, plan[0], *rows, a.scale, threshold, ())), result)
 
 
 def _recorded_embed(result: Tensor, given: tuple[Any, ...], plan: tuple[Any, ...], seed: int, threshold: int) -> Tensor:
-    """The same for `embed`: differentiable with respect to weight, alpha and positions."""
+    """The result of `embed` as differentiable with respect to weight, alpha and positions."""
     e = EmbedArguments(*given)
     padding_row = -1 if e.padding_idx is None else e.padding_idx % e.weight.shape[0]
     rows = _rows(e, seed, threshold, e.weight.device)
@@ -186,7 +168,7 @@ def set_up(module: Any) -> bool:
     )
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     conditions = torch_state.CONDITIONS, torch_state.VARIABLES, torch_state.is_intercepted
-    recorded = apply_of(RecordedAdd), apply_of(RecordedEmbed), _recorded_add, _recorded_embed
+    recorded = apply_of(RecordedAdd), _recorded_sum, _recorded_embed
     functions = _plan, _grid, _draw_seed, *recorded, torch.autograd._profiler_enabled  # type: ignore[attr-defined]
     is_usable: bool = exchange is not None and module.set_up(exchange, *of_torch, *conditions, *functions)
     if is_usable:

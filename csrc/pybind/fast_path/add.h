@@ -205,11 +205,10 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (learns && !copies) {
     const auto seed = static_cast<long long>(a.dropout.seed);
     const Reference unrecorded{result};
+    const int32_t threshold = a.dropout.drop_threshold;
     if (rows_learn)
-      return PyObject_CallFunction(python.recorded_add_rows, "OOOLi", result, given, plan.holder, seed,
-                                   a.dropout.drop_threshold);
-    return PyObject_CallFunction(python.recorded_add, "(OLiO)O", result, seed, a.dropout.drop_threshold, rows.scale,
-                                 object);
+      return PyObject_CallFunction(python.recorded_sum, "OOOLi", result, given, plan.holder, seed, threshold);
+    return PyObject_CallFunction(python.recorded_add, "(OLiO)O", result, seed, threshold, rows.scale, object);
   }
   return is_new ? result : with_new_version(result);
 }

@@ -174,13 +174,9 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
     return use_general_path();
   }
   if (!learns || copies) return result;
-  const auto seed = static_cast<long long>(e.add.dropout.seed), row = static_cast<long long>(padding_row);
   const Reference unrecorded{result};
-  if (rows_learn)
-    return PyObject_CallFunction(python.recorded_embed_rows, "OOOLi", result, given, plan.holder, seed,
-                                 e.add.dropout.drop_threshold);
-  return PyObject_CallFunction(python.recorded_embed, "(OOOLOLi)O", result, at(kIds), at(kSparse), row,
-                               at(kWeightScale), seed, e.add.dropout.drop_threshold, at(kWeight));
+  return PyObject_CallFunction(python.recorded_embed, "OOOLi", result, given, plan.holder,
+                               static_cast<long long>(e.add.dropout.seed), e.add.dropout.drop_threshold);
 }
 
 }  // namespace sinpe_fast_path

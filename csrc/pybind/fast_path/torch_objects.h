@@ -35,8 +35,8 @@ inline const Exchange* exchange = nullptr;
 struct PythonObjects {
   PyObject *tensor, *empty_like, *is_lazy, *is_grad_enabled, *is_inference_mode, *increment_version;
   PyObject *parameter, *empty, *float32, *embedding, *multiply, *grid_encoding;
-  PyObject *conditions, *variables, *is_intercepted, *plan_of, *grid_of, *draw_seed, *recorded_add, *recorded_embed,
-      *recorded_add_rows, *recorded_embed_rows, *is_profiled;
+  PyObject *conditions, *variables, *is_intercepted, *plan_of, *grid_of, *draw_seed, *recorded_add, *recorded_sum,
+      *recorded_embed, *is_profiled;
 };
 inline PythonObjects python{};
 
@@ -55,7 +55,7 @@ inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
   constexpr Py_ssize_t kObjects = sizeof(PythonObjects) / sizeof(PyObject*);
   if (count != 1 + kObjects || !PyTuple_Check(items[13]) || !PyTuple_Check(items[14])) {
     PyErr_SetString(PyExc_TypeError,
-                    "set_up: expected DLPack's exchange functions in a capsule, and twenty-three objects");
+                    "set_up: expected DLPack's exchange functions in a capsule, and twenty-two objects");
     return nullptr;
   }
   if (exchange != nullptr) Py_RETURN_TRUE;
