@@ -112,9 +112,10 @@ class Operator:
         self._gradients: Any
         self._gradients, not_saved, alone = (None, None, None) if derivative is None else derivative
         self._not_saved = None if not_saved is None else self._index[not_saved]
-        self._alone = None if alone is None else {self._index[field] for field in alone}
         types = [_TYPES[getattr(hint, "__forward_arg__", hint)] for hint in record.__annotations__.values()]
         self._count, self._tensor_count = len(types), sum(kind.startswith("Tensor") for kind in types)
+        self._saved = [k for k in range(self._tensor_count) if k != self._not_saved]
+        self._saved_alone = None if alone is None else [self._index[field] for field in alone]
         arguments = list(zip(types, record._fields, strict=True))
         if returns == "()":
             arguments.append(("Tensor(a!)", "out"))
@@ -191,31 +192,27 @@ class Operator:
 
     def _save(self, ctx: Any, operands: Any, needs: Any) -> None:
         """Saves the operands for `gradients`; `needs` says which of the tensors need one."""
-        at, tensors = self._not_saved, operands[: self._tensor_count]
-        ctx.seed = None
+        at, saved, ctx.seed = self._not_saved, self._saved, None
         if at is not None:
-            ctx.shape = tensors[at].shape
-            if self._alone is not None and sum(needs) == needs[at]:
-                ctx.seed = tensors[self._index["seed"]]
-                tensors = tuple(t if k in self._alone else None for k, t in enumerate(tensors))
-            else:
-                tensors = (*tensors[:at], None, *tensors[at + 1 :])
-        ctx.save_for_backward(*tensors)
-        ctx.numbers = operands[self._tensor_count :]
+            ctx.shape = operands[at].shape
+            if self._saved_alone is not None and needs[at] and sum(needs) == 1:
+                saved, ctx.seed = self._saved_alone, operands[self._index["seed"]]
+        ctx.save_for_backward(*[operands[k] for k in saved])
+        ctx.saved, ctx.numbers = saved, operands[self._tensor_count :]
 
     def _all_gradients(self, ctx: Any, needs: Any, *grads: Any) -> list[Tensor | None]:
         """The gradients of the operands that `_save` has saved, of those in `needs`, which says whether they are
         needed."""
-        new, record = tuple.__new__, self.record  # half the time of record(...)
-        operands, needed = new(record, ctx.saved_tensors + ctx.numbers), new(record, needs)
+        operands = [None] * self._tensor_count
+        for k, tensor in zip(ctx.saved, ctx.saved_tensors, strict=True):
+            operands[k] = tensor
         if ctx.seed is not None:
-            operands = operands._replace(seed=ctx.seed)
-        if self._not_saved is None:
-            by_field = self._gradients(operands, needed, *grads)
-        else:
-            by_field = self._gradients(operands, needed, *grads, ctx.shape)
+            operands[self._index["seed"]] = ctx.seed
+        new = tuple.__new__  # half the time of record(...)
+        record, needed = new(self.record, (*operands, *ctx.numbers)), new(self.record, needs)
+        shape = () if self._not_saved is None else (ctx.shape,)
         every: list[Tensor | None] = [None] * len(needs)
-        for field, gradient in by_field.items():
+        for field, gradient in self._gradients(record, needed, *grads, *shape).items():
             every[self._index[field]] = gradient
         return every
 
