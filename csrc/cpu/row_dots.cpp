@@ -23,6 +23,7 @@ class TileDots {
   }
 
   void operator()(int64_t first, int64_t last, int64_t row, int64_t n, const Real* pe) {
+    const auto dot = row_kernels().of<T>().dot;
     const int64_t step = rng_offsets_.strides[a_.rank - 2];
     for (int64_t slice = first; slice < last; ++slice) {
       const T* x = static_cast<const T*>(a_.x) + slice_offset(a_, a_.x_strides, slice);
@@ -32,9 +33,8 @@ class TileDots {
       for (int64_t r = row; r < row + n; ++r) {
         out[r] = padding_.at(slice, r)
                      ? 0.0
-                     : dropout_scale_ * row_kernels().of<T>().dot(dense(x + r * row_), pe + (r - row) * shape_.dim,
-                                                                  angular_frequencies_, shape_.dim, dropout_,
-                                                                  rng_offset + static_cast<uint64_t>(r * step));
+                     : dropout_scale_ * dot(dense(x + r * row_), pe + (r - row) * shape_.dim, angular_frequencies_,
+                                            shape_.dim, dropout_, rng_offset + static_cast<uint64_t>(r * step));
       }
     }
   }
