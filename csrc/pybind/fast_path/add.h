@@ -98,6 +98,59 @@ inline void set_grid(const GridPlan& grid, PyObject* scale, sinpe_add_arguments*
   a->scale = PyFloat_AS_DOUBLE(scale);
 }
 
+// What is added to x: rows of one encoding, or of a grid.
+struct Source {
+  Plan plan;
+  GridPlan grid;
+  int64_t dim, extra;  // number of channels, and of extra tokens
+  bool is_sequence_first;
+
+  bool is_grid() const { return plan.holder == nullptr; }
+  PyObject* holder() const { return is_grid() ? grid.holder : plan.holder; }
+};
+
+// The source of a call, from the caches or new; its holder is null if the general path has to be taken.
+inline Source find_source(PyObject* given, PyObject* object, const Tensor& x, int dtype) {
+  Source s{};
+  PyObject *encoding = PyTuple_GET_ITEM(given, kEncoding), *layout[kLayoutArguments];
+  s.dim = x.sizes[x.rank - 1];
+  const bool may_be_sequence = is_sequence(given, x.rank, &s.is_sequence_first, &s.extra) &&
+                               resolve_int(&encoding, &s.dim) && s.dim == x.sizes[x.rank - 1];
+  if (may_be_sequence) s.plan = cached_plan(encoding, s.dim, device_of(x));
+  if (s.plan.holder != nullptr) return s;
+  const bool may_be_of_grid = may_be_grid(given, layout);
+  if (may_be_of_grid) s.grid = cached_grid(encoding, layout, x, dtype);
+  if (s.grid.holder == nullptr && may_be_sequence) {
+    s.plan = new_plan(encoding, s.dim, device_of(x));
+    if (s.plan.holder != nullptr || PyErr_Occurred() != nullptr) return s;
+  }
+  Tensor now;  // x, which other threads may have changed while the plan was sought
+  if (s.grid.holder == nullptr && may_be_of_grid && dtype_of(object, &now) == dtype)
+    s.grid = new_grid(encoding, layout, given, object, now, dtype);
+  s.extra = s.grid.extra;
+  return s;
+}
+
+// Calls the kernel. *has_begun: as in `add_behind`.
+inline bool launch(const sinpe::Kernels& run, int32_t device, const Source& source, const sinpe_add_arguments& a,
+                   const sinpe::DeviceScalars& scalars, bool is_new, bool* has_begun) {
+  const int row = source.is_grid() ? 1 : 2;
+  return add_behind(run, device, source.extra, row, a, has_begun, [&](const sinpe_add_arguments& others) {
+    if (!source.is_grid()) return run.add(device, source.plan.plan, others, scalars, is_new) == SINPE_OK;
+    const GridPlan& grid = source.grid;
+    const sinpe::DevicePlan packed{grid.words, grid.n_words, others.sizes[2]};
+    return run.add_grid(device, packed, grid.values, grid.n_values, others, is_new) == SINPE_OK;
+  });
+}
+
+// A copy of x, or scale * x, recorded by torch; null if the general path has to be taken.
+inline PyObject* recorded_copy(PyObject* object, PyObject* scale, int dtype) {
+  Tensor x;
+  if (dtype_of(object, &x) != dtype || !is_within_storage(object, x, count_elements(x))) return nullptr;
+  if (PyFloat_AS_DOUBLE(scale) == 1.0) return PyObject_CallMethodNoArgs(object, names.clone);
+  return PyObject_CallFunctionObjArgs(python.multiply, object, scale, nullptr);
+}
+
 // fast_add(given, out) -> out, a new tensor if out is None; or None for unsupported arguments.
 inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const sinpe::OneThread one_thread;
@@ -122,58 +175,42 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const int dtype = dtype_of(object, &x);
   const int64_t elements = dtype < 0 ? 0 : count_elements(x);
   if (dtype < 0 || !are_ready(x, elements)) return use_general_path();
-  // A small result is then a copy of x, or scale * x, recorded by torch, whose gradient is that of the sum. Another is
-  // recorded as that of an operator.
-  const bool copies = learns && !rows_learn && !rows.drops() && elements <= kMaxElements;
-  const bool has_scale = PyFloat_AS_DOUBLE(rows.scale) != 1.0;
   const int32_t rank = x.rank, device = device_of(x);
   const sinpe::Kernels& run = kernels_for(x, elements);
-  PyObject *encoding = at(kEncoding), *layout[kLayoutArguments];
-  int64_t dim = x.sizes[rank - 1], extra;
-  bool is_sequence_first;
-  Plan plan{};
-  GridPlan grid{};
-  const bool may_be_sequence =
-      is_sequence(given, rank, &is_sequence_first, &extra) && resolve_int(&encoding, &dim) && dim == x.sizes[rank - 1];
-  if (may_be_sequence) plan = cached_plan(encoding, dim, device);
-  const bool is_grid = plan.holder == nullptr && may_be_grid(given, layout);
-  if (is_grid) grid = cached_grid(encoding, layout, x, dtype);
-  const bool is_fresh = plan.holder == nullptr && grid.holder == nullptr;
-  if (is_fresh && may_be_sequence) plan = new_plan(encoding, dim, device);
-  if (is_fresh && is_grid && plan.holder == nullptr && PyErr_Occurred() == nullptr && dtype_of(object, &x) == dtype)
-    grid = new_grid(encoding, layout, given, object, x, dtype);
-  const Reference holder{plan.holder != nullptr ? plan.holder : grid.holder};
-  if (holder.object == nullptr || (plan.holder == nullptr && grid.words == nullptr)) return use_general_path();
-  if (plan.holder == nullptr) extra = grid.extra;
-  if (extra != 0 && (rows.drops() || (learns && !copies))) return use_general_path();
-  if (rows_learn && (plan.holder == nullptr || is_sequence_first)) return use_general_path();
-  if (copies) {
-    if (dtype_of(object, &x) != dtype || !is_within_storage(object, x, count_elements(x))) return use_general_path();
-    result = has_scale ? PyObject_CallFunctionObjArgs(python.multiply, object, rows.scale, nullptr)
-                       : PyObject_CallMethodNoArgs(object, names.clone);
+  const Source source = find_source(given, object, x, dtype);
+  const Reference holder{source.holder()};
+  if (holder.object == nullptr || (source.is_grid() && source.grid.words == nullptr)) return use_general_path();
+  // To a small copy of x, or of scale * x, that torch records, the rows are added in place: its gradient is that of the
+  // sum. Other results are recorded at the end, as those of an operator.
+  const bool copies = learns && !rows_learn && !rows.drops() && elements <= kMaxElements;
+  if (source.extra != 0 && (rows.drops() || (learns && !copies))) return use_general_path();
+  if (rows_learn && (source.is_grid() || source.is_sequence_first)) return use_general_path();
+  if (is_new) {
+    result = copies ? recorded_copy(object, rows.scale, dtype) : PyObject_CallOneArg(python.empty_like, object);
+    if (result == nullptr) return use_general_path();
   } else {
-    result = is_new ? PyObject_CallOneArg(python.empty_like, object) : Py_NewRef(result);
+    Py_INCREF(result);
   }
-  if (result == nullptr) return nullptr;
   sinpe_add_arguments a;
   sinpe::DeviceScalars scalars{};
   // Sets the arguments. x is described again, because other threads may have run in between.
   const auto set = [&] {
     if (dtype_of(object, &x) != dtype || dtype_of(result, &out) != dtype || device_of(x) != device) return false;
-    const bool is_for_x = plan.holder != nullptr ? x.rank == rank && x.sizes[rank - 1] == dim : has_sizes(grid, x);
+    const bool is_for_x =
+        source.is_grid() ? has_sizes(source.grid, x) : x.rank == rank && x.sizes[rank - 1] == source.dim;
     const int64_t bytes = elements * (x.bits / 8), distance = static_cast<char*>(out.data) - static_cast<char*>(x.data);
     if (!is_for_x || !are_alike(x, out) || (distance != 0 && distance < bytes && distance > -bytes) ||
         !is_within_storage(object, x, elements) || (!is_new && !is_within_storage(result, out, elements)) ||
         count_elements(x) != elements)
       return false;
-    set_arguments(x, out, dtype, plan.holder != nullptr && is_sequence_first, &a);
-    if (plan.holder == nullptr) {
-      set_grid(grid, rows.scale, &a);
+    set_arguments(x, out, dtype, !source.is_grid() && source.is_sequence_first, &a);
+    if (source.is_grid()) {
+      set_grid(source.grid, rows.scale, &a);
     } else {
-      if (extra >= a.sizes[2]) return false;
-      a.sizes[2] -= extra;  // positions and padding_mask do not include the extra tokens
-      if (!set_rows(rows, plan.start, out, bytes, &a, &scalars)) return false;
-      a.sizes[2] += extra;
+      if (source.extra >= a.sizes[2]) return false;
+      a.sizes[2] -= source.extra;  // positions and padding_mask do not include the extra tokens
+      if (!set_rows(rows, source.plan.start, out, bytes, &a, &scalars)) return false;
+      a.sizes[2] += source.extra;
     }
     return !rows.drops() || is_row_major(a);
   };
@@ -183,34 +220,23 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
     done = set_dropout(rows, device, &dropout) && set();
     a.dropout = dropout;
   }
-  const bool is_fresh_memory = is_new && !copies, is_final = done && rows.drops() && !run.reads_values;
+  const bool is_final = done && rows.drops() && !run.reads_values;
   bool has_begun = false;
-  done =
-      done && run_kernels(run, [&] {
-        if (plan.holder == nullptr) {
-          return add_behind(run, x.device_id, extra, 1, a, &has_begun, [&](const sinpe_add_arguments& points) {
-            const sinpe::DevicePlan packed{grid.words, grid.n_words, points.sizes[2]};
-            return run.add_grid(x.device_id, packed, grid.values, grid.n_values, points, is_fresh_memory) == SINPE_OK;
-          });
-        }
-        return add_behind(run, x.device_id, extra, 2, a, &has_begun, [&](const sinpe_add_arguments& others) {
-          return run.add(x.device_id, plan.plan, others, scalars, is_fresh_memory) == SINPE_OK;
-        });
-      });
+  done = done &&
+         run_kernels(run, [&] { return launch(run, x.device_id, source, a, scalars, is_new && !copies, &has_begun); });
   if (!done) {
     if (has_begun || is_final) raise_launch_failure();  // the general path would add, or draw a seed, a second time
     Py_DECREF(result);
     return use_general_path();
   }
-  if (learns && !copies) {
-    const auto seed = static_cast<long long>(a.dropout.seed);
-    const Reference unrecorded{result};
-    const int32_t threshold = a.dropout.drop_threshold;
-    if (rows_learn)
-      return PyObject_CallFunction(python.recorded_sum, "OOOLi", result, given, plan.holder, seed, threshold);
-    return PyObject_CallFunction(python.recorded_add, "(OLiO)O", result, seed, threshold, rows.scale, object);
-  }
-  return is_new ? result : with_new_version(result);
+  if (!is_new) return with_new_version(result);
+  if (!learns || copies) return result;
+  const Reference unrecorded{result};
+  const auto seed = static_cast<long long>(a.dropout.seed);
+  const int32_t threshold = a.dropout.drop_threshold;
+  if (rows_learn)
+    return PyObject_CallFunction(python.recorded_sum, "OOOLi", result, given, source.plan.holder, seed, threshold);
+  return PyObject_CallFunction(python.recorded_add, "(OLiO)O", result, seed, threshold, rows.scale, object);
 }
 
 }  // namespace sinpe_fast_path
