@@ -114,8 +114,8 @@ class Operator:
         self._not_saved = None if not_saved is None else self._index[not_saved]
         types = [_TYPES[getattr(hint, "__forward_arg__", hint)] for hint in record.__annotations__.values()]
         self._count, self._tensor_count = len(types), sum(kind.startswith("Tensor") for kind in types)
-        self._saved = [k for k in range(self._tensor_count) if k != self._not_saved]
-        self._saved_alone = None if alone is None else [self._index[field] for field in alone]
+        self._saved_at = [k for k in range(self._tensor_count) if k != self._not_saved]
+        self._saved_at_alone = None if alone is None else [self._index[field] for field in alone]
         arguments = list(zip(types, record._fields, strict=True))
         if returns == "()":
             arguments.append(("Tensor(a!)", "out"))
@@ -187,24 +187,24 @@ class Operator:
     def recorded(self, record: Any, result: Tensor) -> Tensor:
         """A result, computed before, as that of the operator: differentiable, for a call that nothing intercepts."""
         numbers, tensors = record[self._tensor_count :], record[: self._tensor_count]
-        recorded: Tensor = apply_of(self._function)((NOT_INTERCEPTED, numbers, None, result), *tensors)
-        return recorded
+        differentiable: Tensor = apply_of(self._function)((NOT_INTERCEPTED, numbers, None, result), *tensors)
+        return differentiable
 
     def _save(self, ctx: Any, operands: Any, needs: Any) -> None:
         """Saves the operands for `gradients`; `needs` says which of the tensors need one."""
-        at, saved, ctx.seed = self._not_saved, self._saved, None
+        at, saved, ctx.seed = self._not_saved, self._saved_at, None
         if at is not None:
             ctx.shape = operands[at].shape
-            if self._saved_alone is not None and needs[at] and sum(needs) == 1:
-                saved, ctx.seed = self._saved_alone, operands[self._index["seed"]]
+            if self._saved_at_alone is not None and needs[at] and sum(needs) == 1:
+                saved, ctx.seed = self._saved_at_alone, operands[self._index["seed"]]
         ctx.save_for_backward(*[operands[k] for k in saved])
-        ctx.saved, ctx.numbers = saved, operands[self._tensor_count :]
+        ctx.saved_at, ctx.numbers = saved, operands[self._tensor_count :]
 
     def _all_gradients(self, ctx: Any, needs: Any, *grads: Any) -> list[Tensor | None]:
         """The gradients of the operands that `_save` has saved, of those in `needs`, which says whether they are
         needed."""
         operands = [None] * self._tensor_count
-        for k, tensor in zip(ctx.saved, ctx.saved_tensors, strict=True):
+        for k, tensor in zip(ctx.saved_at, ctx.saved_tensors, strict=True):
             operands[k] = tensor
         if ctx.seed is not None:
             operands[self._index["seed"]] = ctx.seed
@@ -244,8 +244,7 @@ class Operator:
             def backward(ctx: Any, *grads: Any) -> Any:
                 return None, *self._all_gradients(ctx, ctx.needs_input_grad[1:], *grads)
 
-        Differentiable.__name__ = Differentiable.__qualname__ = f"sinpe_ext_{self.name}"  # shown as grad_fn
-        return Differentiable
+        return type(f"sinpe_ext_{self.name}", (Differentiable,), {})  # the name that grad_fn shows
 
 
 def apply_of(function: Any) -> Any:

@@ -1,6 +1,6 @@
 // Row kernels: what makes rows of the encoding and applies them to data, one set per instruction set (each cpu/rows_*.cpp
-// compiles cpu/rows.inc), selected once at run time. All sets give the same float32, bfloat16 and float16 bits: core/exact.h decides every rounding that the arithmetic leaves
-// undecided.
+// compiles cpu/rows.inc), selected once at run time. All sets give the same float32, bfloat16 and float16 bits:
+// core/exact.h decides every rounding that the arithmetic leaves undecided.
 #pragma once
 
 #include <memory>

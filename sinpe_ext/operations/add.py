@@ -230,14 +230,14 @@ class Sum:
         raise NotImplementedError
 
     def set_data(self, data: Tensor) -> None:
-        """Stores what follows from x or weight, and reads what intercepts the call."""
+        """Reads what intercepts the call, refuses torch.jit.trace, and stores what follows from x or weight."""
         self.state = torch_state.read()
         if self.state.jit_tracing:
             refuse_jit_trace()
         self.device, self.dtype = data.device, data.dtype
         self.has_no_data = self.state.fake or data.is_meta
 
-    def set_numbers(self, arguments: Any) -> None:
+    def set_factors_and_seed(self, arguments: Any) -> None:
         """Checks and stores scale, alpha and seed."""
         # Not cached by `cached_by_value`: 0.0 and -0.0 are equal, but results differ in sign.
         scale, alpha, seed = arguments.scale, arguments.alpha, arguments.seed
@@ -268,7 +268,7 @@ class Sum:
         self.plan = None if self.device.type == "cuda" else plan
         if self.drop_threshold or self.state.compiling:
             self.rng_offsets = form.rng_offsets(shape, part)
-        self.set_numbers(arguments)
+        self.set_factors_and_seed(arguments)
         mask = arguments.padding_mask
         self.padding_mask = None if mask is None else checks.padding_mask(mask, self.target())
         self.set_positions(arguments.positions, arguments.start)
@@ -356,7 +356,7 @@ class Sum:
         if positions is None:
             rows = encoded_rows.table(self.encoding_arguments, length, self.start, acc, self.device)
         else:
-            positions = encoded_rows.expanded(positions, self.positions_are_starts, length)
+            positions = encoded_rows.row_positions(positions, self.positions_are_starts, length)
             rows = encoded_rows.encode(self.encoding_arguments, positions, acc)
         return arranged(rows, len(self.shape))
 

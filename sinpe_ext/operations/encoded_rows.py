@@ -166,7 +166,7 @@ def derivative_plan(packed_plan: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return derivative_constants(decoded(packed_plan), packed_plan.device)
 
 
-def expanded(positions: Tensor, are_starts: bool, length: Size) -> Tensor:
+def row_positions(positions: Tensor, are_starts: bool, length: Size) -> Tensor:
     """The position of each row, for the operands `positions` and `positions_are_starts` of `add`."""
     return positions + torch.arange(length, device=positions.device) if are_starts else positions
 
@@ -272,7 +272,7 @@ def row_dots_gradients(a: RowDots, needed: Any, upstream: Tensor) -> dict[str, T
         if a.positions is None:
             rows = TABLE(Table(a.plan, a.start, a.grad.shape[-2], dim, acc)).to(device)
         else:
-            at = expanded(a.positions, a.positions_are_starts, a.grad.shape[-2])
+            at = row_positions(a.positions, a.positions_are_starts, a.grad.shape[-2])
             rows = ENCODE(Encode(at.contiguous(), a.plan, dim, acc))
         rows = rows if a.angular_frequencies is None else rows * a.angular_frequencies.to(rows.device, acc)
         rows = rows if a.padding_mask is None else rows.masked_fill(a.padding_mask.unsqueeze(-1), 0.0)

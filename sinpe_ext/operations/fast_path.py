@@ -52,8 +52,8 @@ def _draw_seed(device: int) -> int:
     return dropout.draw(_device(device))
 
 
-def _rows(of: AddArguments | EmbedArguments, seed: int, drop_threshold: int, device: torch.device) -> tuple[Any, ...]:
-    """The operands of `add` and `embed` from positions to positions_are_starts, for arguments that C has checked."""
+def _rows(of: AddArguments | EmbedArguments, seed: int, drop_threshold: int, device: torch.device) -> dict[str, Any]:
+    """The operands that `add` and `embed` have in common, for arguments that C has checked."""
     start, positions, mask, alpha = of.start, of.positions, of.padding_mask, of.alpha
     are_starts = isinstance(start, Tensor)
     if are_starts:
@@ -64,7 +64,16 @@ def _rows(of: AddArguments | EmbedArguments, seed: int, drop_threshold: int, dev
         mask = mask.reshape(-1, mask.shape[-1])
     if not isinstance(alpha, Tensor):
         alpha = None if alpha == 1.0 else dropout.number(alpha, widest(device), device)
-    return positions, mask, alpha, _seed_tensor(seed, drop_threshold, device), start, are_starts
+    return {
+        "positions": positions,
+        "padding_mask": mask,
+        "alpha": alpha,
+        "seed": _seed_tensor(seed, drop_threshold, device),
+        "start": start,
+        "positions_are_starts": are_starts,
+        "scale": of.scale,
+        "drop_threshold": drop_threshold,
+    }
 
 
 def _seed_tensor(seed: int, drop_threshold: int, device: torch.device) -> Tensor | None:
@@ -93,20 +102,22 @@ class RecordedAdd(torch.autograd.Function):
         return None, of_x
 
 
-def _recorded_sum(result: Tensor, given: tuple[Any, ...], plan: tuple[Any, ...], seed: int, threshold: int) -> Tensor:
+def _recorded_add_rows(
+    result: Tensor, given: tuple[Any, ...], plan: tuple[Any, ...], seed: int, drop_threshold: int
+) -> Tensor:
     """The result of `add` of an x in canonical form as differentiable with respect to x, alpha and positions."""
     a = AddArguments(*given)
-    rows = _rows(a, seed, threshold, a.x.device)
-    return ADD.recorded(Add._make((a.x, plan[0], *rows, a.scale, threshold, ())), result)
+    return ADD.recorded(Add(a.x, plan[0], **_rows(a, seed, drop_threshold, a.x.device)), result)
 
 
-def _recorded_embed(result: Tensor, given: tuple[Any, ...], plan: tuple[Any, ...], seed: int, threshold: int) -> Tensor:
+def _recorded_embed(
+    result: Tensor, given: tuple[Any, ...], plan: tuple[Any, ...], seed: int, drop_threshold: int
+) -> Tensor:
     """The result of `embed` as differentiable with respect to weight, alpha and positions."""
     e = EmbedArguments(*given)
     padding_row = -1 if e.padding_idx is None else e.padding_idx % e.weight.shape[0]
-    rows = _rows(e, seed, threshold, e.weight.device)
-    operands = Embed._make((e.ids, e.weight, plan[0], *rows, e.scale, padding_row, e.sparse, threshold, ()))
-    return EMBED.recorded(operands, result)
+    rows = _rows(e, seed, drop_threshold, e.weight.device)
+    return EMBED.recorded(Embed(e.ids, e.weight, plan[0], padding_idx=padding_row, sparse=e.sparse, **rows), result)
 
 
 def _grid(given: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -168,7 +179,7 @@ def set_up(module: Any) -> bool:
     )
     exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     conditions = torch_state.CONDITIONS, torch_state.VARIABLES, torch_state.is_intercepted
-    recorded = apply_of(RecordedAdd), _recorded_sum, _recorded_embed
+    recorded = apply_of(RecordedAdd), _recorded_add_rows, _recorded_embed
     functions = _plan, _grid, _draw_seed, *recorded, torch.autograd._profiler_enabled  # type: ignore[attr-defined]
     is_usable: bool = exchange is not None and module.set_up(exchange, *of_torch, *conditions, *functions)
     if is_usable:

@@ -26,7 +26,7 @@ from ..reference.tiles import accumulation, arranged
 from . import checks, grid_rows
 from .add import ADD, Add, AddArguments, Addition, Part, cached_by_value, position_gradient, row_dots_of
 from .dropout import DROPOUT, Dropout, scaled
-from .encoded_rows import ROW_DOTS, expanded
+from .encoded_rows import ROW_DOTS, row_positions
 from .plans import pack_plan
 
 _is_compiling = torch.compiler.is_compiling
@@ -364,7 +364,7 @@ class GridAdd(Addition):
         form = self.form
         self.whole_rows, self.is_whole = form.points, part is None
         self.shape = torch.Size(form.canonical_shape)
-        self.set_numbers(arguments)
+        self.set_factors_and_seed(arguments)
         if part is not None:  # checked, and in canonical form
             self.positions, self.starts, self.padding_mask = positions, arguments.start, arguments.padding_mask
         elif known.is_grid:
@@ -434,7 +434,7 @@ class GridAdd(Addition):
             return self._implicit_coordinates(self.starts)
         if not self.is_single_encoding:
             return self.positions
-        return expanded(self.positions, self.positions_are_starts, self.shape[-2]).unsqueeze(-1)
+        return row_positions(self.positions, self.positions_are_starts, self.shape[-2]).unsqueeze(-1)
 
     def _implicit_coordinates(self, starts: list[Any]) -> Tensor:
         """Implicit coordinates that begin at `starts`, (1, S, axes) int64."""

@@ -1209,6 +1209,17 @@ def test_other_gradients_of_embed_take_the_general_path(monkeypatch) -> None:
             sinpe.embed(ids.reshape(2, 3), weight.detach(), seq_dim=0, **LEARNED)
 
 
+@pytest.mark.parametrize("arguments", [{"positions": torch.arange(3).int()}, {"start": torch.tensor(5).int()}])
+def test_a_refused_call_of_embed_saves_no_ids(arguments, monkeypatch) -> None:
+    """They would be saved a second time by the general path, and activation checkpointing counts them."""
+    ids, weight, saved = torch.tensor([[3, 1, 4]]), torch.randn(20, 8, requires_grad=True), []
+    monkeypatch.setattr(functional, "embed_call", fail_general)
+    with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda t: t):
+        with pytest.raises(AssertionError, match="general path taken"):
+            sinpe.embed(ids, weight, PE, **arguments)
+    assert saved == []
+
+
 LEARNS = [
     {},
     {"start": 7, "scale": 0.5},

@@ -180,13 +180,13 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const Source source = find_source(given, object, x, dtype);
   const Reference holder{source.holder()};
   if (holder.object == nullptr || (source.is_grid() && source.grid.words == nullptr)) return use_general_path();
-  // To a small copy of x, or of scale * x, that torch records, the rows are added in place: its gradient is that of the
-  // sum. Other results are recorded at the end, as those of an operator.
-  const bool copies = learns && !rows_learn && !rows.drops() && elements <= kMaxElements;
-  if (source.extra != 0 && (rows.drops() || (learns && !copies))) return use_general_path();
+  // A small result is then torch's own copy of x, or scale * x, whose gradient is that of the sum, and to which the rows
+  // are added in place. Any other is recorded at the end, as that of an operator.
+  const bool by_torch = learns && !rows_learn && !rows.drops() && elements <= kMaxElements;
+  if (source.extra != 0 && (rows.drops() || (learns && !by_torch))) return use_general_path();
   if (rows_learn && (source.is_grid() || source.is_sequence_first)) return use_general_path();
   if (is_new) {
-    result = copies ? recorded_copy(object, rows.scale, dtype) : PyObject_CallOneArg(python.empty_like, object);
+    result = by_torch ? recorded_copy(object, rows.scale, dtype) : PyObject_CallOneArg(python.empty_like, object);
     if (result == nullptr) return use_general_path();
   } else {
     Py_INCREF(result);
@@ -222,20 +222,21 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   }
   const bool is_final = done && rows.drops() && !run.reads_values;
   bool has_begun = false;
-  done = done &&
-         run_kernels(run, [&] { return launch(run, x.device_id, source, a, scalars, is_new && !copies, &has_begun); });
+  done = done && run_kernels(run, [&] {
+           return launch(run, x.device_id, source, a, scalars, is_new && !by_torch, &has_begun);
+         });
   if (!done) {
     if (has_begun || is_final) raise_launch_failure();  // the general path would add, or draw a seed, a second time
     Py_DECREF(result);
     return use_general_path();
   }
   if (!is_new) return with_new_version(result);
-  if (!learns || copies) return result;
+  if (!learns || by_torch) return result;
   const Reference unrecorded{result};
   const auto seed = static_cast<long long>(a.dropout.seed);
   const int32_t threshold = a.dropout.drop_threshold;
   if (rows_learn)
-    return PyObject_CallFunction(python.recorded_sum, "OOOLi", result, given, source.plan.holder, seed, threshold);
+    return PyObject_CallFunction(python.recorded_add_rows, "OOOLi", result, given, source.plan.holder, seed, threshold);
   return PyObject_CallFunction(python.recorded_add, "(OLiO)O", result, seed, threshold, rows.scale, object);
 }
 

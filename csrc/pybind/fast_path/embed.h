@@ -125,26 +125,23 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const int64_t tokens = count_elements(ids), dim = weight.sizes[1];
   if (tokens > kernels_of(ids)->max_elements / dim || !are_ready(ids, tokens * dim)) return use_general_path();
   const sinpe::Kernels& run = kernels_for(ids, tokens * dim);
-  // A small result is then torch's own scale * weight[ids], whose gradient is that of the sum. Another is recorded as
-  // that of the operator.
-  const bool copies = learns && !rows_learn && !rows.drops() && is_power_of_two(PyFloat_AS_DOUBLE(rows.scale)) &&
-                      has_gradient_of_torch(weight, ids);
+  // A small result is then torch's own scale * weight[ids], whose gradient is that of the sum, and to which the rows are
+  // added in place. Any other is recorded at the end, as that of the operator.
+  const bool by_torch = learns && !rows_learn && !rows.drops() && is_power_of_two(PyFloat_AS_DOUBLE(rows.scale)) &&
+                        has_gradient_of_torch(weight, ids);
   const int32_t device = device_of(ids);
+  const int dtype = float_type(weight);
   PyObject* encoding = at(kEmbedEncoding);
   int64_t plan_dim = dim;
   if (!resolve_int(&encoding, &plan_dim)) Py_RETURN_NONE;
   const Plan plan = find_plan(encoding, dim, device);
   const Reference holder{plan.holder};
   if (holder.object == nullptr) return use_general_path();
-  PyObject* result = copies ? recorded_embedding(at(kWeight), at(kIds), padding_row, at(kSparse), at(kWeightScale))
-                            : new_rows(at(kWeight), ids, dim, nullptr);
-  if (result == nullptr) return use_general_path();
-  const int dtype = dtype_of(result, &out);
   sinpe_embed_arguments e{};
   sinpe::DeviceScalars scalars{};
   // Sets the arguments. The operands are described again, because other threads may have run in between.
-  const auto set = [&] {
-    if (dtype < 0 || !operands() || float_type(weight) != dtype || weight.sizes[1] != dim || device_of(ids) != device ||
+  const auto set = [&](const Tensor& out) {
+    if (!operands() || float_type(weight) != dtype || weight.sizes[1] != dim || device_of(ids) != device ||
         device_of(out) != device || count_elements(ids) != tokens || tokens * dim != count_elements(out))
       return false;
     const bool is_rows_first = is_sequence_first && ids.rank == 2;
@@ -160,10 +157,25 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
     const bool is_checked = !rows.drops() || !run.reads_values || are_rows(ids, weight.sizes[0]);
     return is_checked && set_rows(rows, plan.start, out, tokens * dim * (out.bits / 8), &e.add, &scalars);
   };
-  bool done = set();
+  if (by_torch) {  // checks all arguments before autograd saves the ids
+    int64_t sizes[SINPE_MAX_RANK], strides[SINPE_MAX_RANK];
+    Tensor none = weight;  // the result, without its memory
+    none.rank = ids.rank + 1;
+    none.sizes = sizes, none.strides = strides;
+    std::copy(ids.sizes, ids.sizes + ids.rank, sizes);
+    sizes[ids.rank] = dim;
+    int64_t step = 1;
+    for (int32_t d = ids.rank; d >= 0; step *= sizes[d--]) strides[d] = step;
+    none.data = sizes;  // any address apart from those of tensors
+    if (!set(none)) return use_general_path();
+  }
+  PyObject* result = by_torch ? recorded_embedding(at(kWeight), at(kIds), padding_row, at(kSparse), at(kWeightScale))
+                              : new_rows(at(kWeight), ids, dim, nullptr);
+  if (result == nullptr) return use_general_path();
+  bool done = dtype_of(result, &out) == dtype && set(out);
   if (done && rows.drops()) {
     sinpe_dropout_arguments dropout{};
-    done = set_dropout(rows, device, &dropout) && set();
+    done = set_dropout(rows, device, &dropout) && dtype_of(result, &out) == dtype && set(out);
     e.add.dropout = dropout;
   }
   const bool is_final = done && rows.drops() && !run.reads_values;
@@ -173,7 +185,7 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
     Py_DECREF(result);
     return use_general_path();
   }
-  if (!learns || copies) return result;
+  if (!learns || by_torch) return result;
   const Reference unrecorded{result};
   return PyObject_CallFunction(python.recorded_embed, "OOOLi", result, given, plan.holder,
                                static_cast<long long>(e.add.dropout.seed), e.add.dropout.drop_threshold);

@@ -35,7 +35,7 @@ inline const Exchange* exchange = nullptr;
 struct PythonObjects {
   PyObject *tensor, *empty_like, *is_lazy, *is_grad_enabled, *is_inference_mode, *increment_version;
   PyObject *parameter, *empty, *float32, *embedding, *multiply, *grid_encoding;
-  PyObject *conditions, *variables, *is_intercepted, *plan_of, *grid_of, *draw_seed, *recorded_add, *recorded_sum,
+  PyObject *conditions, *variables, *is_intercepted, *plan_of, *grid_of, *draw_seed, *recorded_add, *recorded_add_rows,
       *recorded_embed, *is_profiled;
 };
 inline PythonObjects python{};
