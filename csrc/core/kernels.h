@@ -27,8 +27,8 @@ struct DeviceScalars {
 // refer to memory of the device, except to the arguments themselves. is_new: whether the result was allocated for this
 // call.
 struct Kernels {
-  int64_t bytes;      // sizeof(Kernels) in the library; a caller built from other sources refuses the table
-  bool reads_values;  // whether the functions read positions, ids and alpha before they return, on the calling thread
+  int64_t bytes;         // sizeof(Kernels) in the library; a caller built from other sources refuses the table
+  bool in_host_memory;   // whether the operands are in the host's memory, and are read before the functions return
   int64_t max_elements;  // of the result of a call; more are for the general path
   // Whether the functions may be called now; not during the capture of a CUDA graph, which keeps the addresses.
   bool (*is_ready)(int32_t device);

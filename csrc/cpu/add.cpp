@@ -124,6 +124,24 @@ class TileAdder {
   std::vector<T> gathered_;
 };
 
+}  // namespace
+}  // namespace sinpe
+
+extern "C" sinpe_status sinpe_add(const int64_t* packed_plan, int64_t n_words, const sinpe_add_arguments* a) {
+  using namespace sinpe;
+  const auto no_overlap = [&] { return has_no_overlap(span_of_out(*a), packed_plan, n_words, *a); };
+  return run_checked(packed_plan, n_words, a, no_overlap,
+                     [&](auto type, const Plan& plan, const Shape& shape, int64_t first) {
+                       using T = decltype(type);
+                       const auto alpha = static_cast<accumulate_t<T>>(a->alpha);
+                       const NewPages pages;
+                       return for_each_tile(plan, *a, first, alpha, [&] { return TileAdder<T>(*a, shape, pages); });
+                     });
+}
+
+namespace sinpe {
+namespace {
+
 // ------------------------------------------------------------------------------------------ add_grid
 
 // Computes rows of a grid from the values of its axes, for one thread. Channels that no piece provides are not written:
@@ -251,18 +269,6 @@ sinpe_status add_grid(const Grid& grid, const void* values, const sinpe_add_argu
 
 }  // namespace
 }  // namespace sinpe
-
-extern "C" sinpe_status sinpe_add(const int64_t* packed_plan, int64_t n_words, const sinpe_add_arguments* a) {
-  using namespace sinpe;
-  const auto no_overlap = [&] { return has_no_overlap(span_of_out(*a), packed_plan, n_words, *a); };
-  return run_checked(packed_plan, n_words, a, no_overlap,
-                     [&](auto type, const Plan& plan, const Shape& shape, int64_t first) {
-                       using T = decltype(type);
-                       const auto alpha = static_cast<accumulate_t<T>>(a->alpha);
-                       const NewPages pages;
-                       return for_each_tile(plan, *a, first, alpha, [&] { return TileAdder<T>(*a, shape, pages); });
-                     });
-}
 
 extern "C" sinpe_status sinpe_add_grid(const int64_t* packed_grid, int64_t n_words, const void* values,
                                        int64_t n_values, const sinpe_add_arguments* a) {

@@ -9,35 +9,42 @@ namespace {
 
 int64_t bytes_of(const sinpe_add_arguments& a) { return product(a.sizes, a.rank) * size_of(a.dtype); }
 
+bool is_ready(int32_t) { return true; }
+
+sinpe_status table(int32_t, const DevicePlan& plan, int64_t start, int64_t length, sinpe_dtype dtype, void* out,
+                   int64_t row_stride) {
+  return sinpe_table(plan.packed, plan.n_words, start, length, dtype, out, row_stride);
+}
+
+sinpe_status encode(int32_t, const DevicePlan& plan, const void* positions, sinpe_dtype position_dtype, int64_t count,
+                    sinpe_dtype dtype, void* out, int64_t row_stride) {
+  return sinpe_encode(plan.packed, plan.n_words, positions, position_dtype, count, dtype, out, row_stride);
+}
+
+sinpe_status add(int32_t, const DevicePlan& plan, const sinpe_add_arguments& a, const DeviceScalars&, bool is_new) {
+  const NewOutput output(a.out, is_new ? bytes_of(a) : 0);
+  return sinpe_add(plan.packed, plan.n_words, &a);
+}
+
+sinpe_status add_grid(int32_t, const DevicePlan& grid, const void* values, int64_t n_values,
+                      const sinpe_add_arguments& a, bool is_new) {
+  const NewOutput output(a.out, is_new ? bytes_of(a) : 0);
+  return sinpe_add_grid(grid.packed, grid.n_words, values, n_values, &a);
+}
+
+sinpe_status dropout(int32_t, const sinpe_add_arguments& a, bool is_new) {
+  const NewOutput output(a.out, is_new ? bytes_of(a) : 0);
+  return sinpe_dropout(&a);
+}
+
+sinpe_status embed(int32_t, const DevicePlan& plan, sinpe_embed_arguments* e, const DeviceScalars&) {
+  const NewOutput output(e->add.out, bytes_of(e->add));
+  return sinpe_embed(plan.packed, plan.n_words, e);
+}
+
+constexpr int64_t kMaxElements = int64_t{1} << 31;
 constexpr Kernels kKernels{
-    sizeof(Kernels),
-    true,
-    int64_t{1} << 31,
-    [](int32_t) { return true; },
-    [](int32_t, const DevicePlan& plan, int64_t start, int64_t length, sinpe_dtype dtype, void* out,
-       int64_t row_stride) { return sinpe_table(plan.packed, plan.n_words, start, length, dtype, out, row_stride); },
-    [](int32_t, const DevicePlan& plan, const void* positions, sinpe_dtype position_dtype, int64_t count,
-       sinpe_dtype dtype, void* out, int64_t row_stride) {
-      return sinpe_encode(plan.packed, plan.n_words, positions, position_dtype, count, dtype, out, row_stride);
-    },
-    [](int32_t, const DevicePlan& plan, const sinpe_add_arguments& a, const DeviceScalars&, bool is_new) {
-      const NewOutput output(a.out, is_new ? bytes_of(a) : 0);
-      return sinpe_add(plan.packed, plan.n_words, &a);
-    },
-    [](int32_t, const DevicePlan& grid, const void* values, int64_t n_values, const sinpe_add_arguments& a,
-       bool is_new) {
-      const NewOutput output(a.out, is_new ? bytes_of(a) : 0);
-      return sinpe_add_grid(grid.packed, grid.n_words, values, n_values, &a);
-    },
-    [](int32_t, const sinpe_add_arguments& a, bool is_new) {
-      const NewOutput output(a.out, is_new ? bytes_of(a) : 0);
-      return sinpe_dropout(&a);
-    },
-    [](int32_t, const DevicePlan& plan, sinpe_embed_arguments* e, const DeviceScalars&) {
-      const NewOutput output(e->add.out, bytes_of(e->add));
-      return sinpe_embed(plan.packed, plan.n_words, e);
-    },
-};
+    sizeof(Kernels), /*in_host_memory=*/true, kMaxElements, is_ready, table, encode, add, add_grid, dropout, embed};
 
 }  // namespace
 

@@ -79,7 +79,8 @@ struct StreamOptions {
 // streams take 7 % longer (Xeon). In place, two take a fifth longer than four, on one thread (Zen 4).
 constexpr int kAddSlices = 2, kAddSlicesInPlace = 4;
 
-// The kernels for elements of type T. float64 has no `rotate` and `stream`, 16-bit types no `direct`.
+// The kernels for elements of type T, in rows_direct.inc, rows_rotate.inc, rows_stream.inc and, from `add` on,
+// rows_apply.inc. float64 has no `rotate` and `stream`, 16-bit types no `direct`.
 template <class T>
 struct KernelsOf {
   using Real = accumulate_t<T>;

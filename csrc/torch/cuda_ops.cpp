@@ -152,7 +152,7 @@ sinpe_status launched(int32_t device, const Launch& launch) {
 
 const sinpe::Kernels kernels{
     sizeof(sinpe::Kernels),
-    false,
+    /*in_host_memory=*/false,
     int64_t{1} << 31,
     [](int32_t device) {
       return launched(device, [](cuda::Stream stream) {

@@ -6,7 +6,7 @@ out = keep * (scale * x + alpha * PE(p)), keep being the dropout mask times its 
 d x = scale * G, d alpha = sum(G * PE), d p = alpha * sum_c(G_c * PE'_c), and a channel's derivative
 PE' = 2 pi f * A sin(2 pi (p f + (q + 1)/4)) is the partner plan's channel times its angular frequency, the argument
 `angular_frequencies` of `row_dots`. The operator `row_dots` computes the sums over channels,
-and `add_backward` these and d x in one pass over grad; they recompute rows and mask instead of storing them, and their
+and `add_backward` these and d x, on CUDA in one pass over grad; they recompute rows and mask instead of storing them, and their
 own derivatives consist of the same operators, so derivatives of every order work.
 """
 
@@ -597,7 +597,7 @@ def _second_gradients(b: AddBackward, needed: AddBackward, of_x: Tensor, of_dots
     return gradients
 
 
-# The gradient with respect to x, and the result of `row_dots`, in one pass over grad.
+# The gradient with respect to x, and the result of `row_dots`; on CUDA in one pass over grad.
 ADD_BACKWARD = Operator(
     "add_backward",
     AddBackward,

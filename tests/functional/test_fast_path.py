@@ -982,7 +982,7 @@ class Kernels(ctypes.Structure):
 
     _fields_ = (
         ("bytes", ctypes.c_int64),
-        ("reads_values", ctypes.c_bool),
+        ("in_host_memory", ctypes.c_bool),
         ("max_elements", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("is_ready", "table", "encode", "add", "add_grid", "dropout", "embed")),
     )

@@ -63,7 +63,7 @@ inline bool copy_extra_tokens(const sinpe::Kernels& k, int32_t device, int64_t e
   a.sizes[row] = extra;
   if (a.scale == 1.0 && a.out == a.x) return true;
   const bool has_pieces = a.x_strides[row + 1] == 1 || a.sizes[row + 1] == 1;
-  if (a.scale != 1.0 || !has_pieces || !k.reads_values) return k.dropout(device, a, false) == SINPE_OK;
+  if (a.scale != 1.0 || !has_pieces || !k.in_host_memory) return k.dropout(device, a, false) == SINPE_OK;
   const auto item = static_cast<size_t>(sinpe::size_of(a.dtype));
   const int64_t rows = a.sizes[row] * a.sizes[0] * (row == 2 ? a.sizes[1] : 1), dim = a.sizes[row + 1];
   for (int64_t n = 0; n < rows; ++n) {
@@ -152,7 +152,7 @@ inline PyObject* recorded_copy(PyObject* object, PyObject* scale, int dtype) {
 }
 
 // fast_add(given, out) -> out, a new tensor if out is None; or None for unsupported arguments.
-inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
+inline PyObject* fast_add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const sinpe::OneThread one_thread;
   if (count != 2 || !PyTuple_Check(items[0]) || PyTuple_GET_SIZE(items[0]) != kArguments) {
     PyErr_SetString(PyExc_TypeError, "fast_add: expected the arguments of add as a tuple, and out");
@@ -169,8 +169,8 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (intercepted < 0) return nullptr;
   if (intercepted > 0) Py_RETURN_NONE;
   if (!has_values(object, true) || !(is_new || is_writable(result))) return use_general_path();
-  const bool rows_learn = needs_grad(rows), learns = rows_learn || needs_grad(object);
-  if (PyErr_Occurred() != nullptr || (learns && !is_new)) return use_general_path();
+  const bool rows_need_grad = needs_grad(rows), needs_gradient = rows_need_grad || needs_grad(object);
+  if (PyErr_Occurred() != nullptr || (needs_gradient && !is_new)) return use_general_path();
   Tensor x, out;
   const int dtype = dtype_of(object, &x);
   const int64_t elements = dtype < 0 ? 0 : count_elements(x);
@@ -180,11 +180,11 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const Source source = find_source(given, object, x, dtype);
   const Reference holder{source.holder()};
   if (holder.object == nullptr || (source.is_grid() && source.grid.words == nullptr)) return use_general_path();
-  // A small result is then torch's own copy of x, or scale * x, whose gradient is that of the sum, and to which the rows
-  // are added in place. Any other is recorded at the end, as that of an operator.
-  const bool by_torch = learns && !rows_learn && !rows.drops() && elements <= kMaxElements;
-  if (source.extra != 0 && (rows.drops() || (learns && !by_torch))) return use_general_path();
-  if (rows_learn && (source.is_grid() || source.is_sequence_first)) return use_general_path();
+  // If x needs a gradient, a small result is torch's own copy of x, or scale * x, for its grad_fn, which is that of the
+  // sum; the kernel overwrites its values. Any other result is recorded at the end, as that of an operator.
+  const bool by_torch = needs_gradient && !rows_need_grad && !rows.drops() && elements <= kFewElements;
+  if (source.extra != 0 && (rows.drops() || (needs_gradient && !by_torch))) return use_general_path();
+  if (rows_need_grad && (source.is_grid() || source.is_sequence_first)) return use_general_path();
   if (is_new) {
     result = by_torch ? recorded_copy(object, rows.scale, dtype) : PyObject_CallOneArg(python.empty_like, object);
     if (result == nullptr) return use_general_path();
@@ -193,7 +193,8 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   }
   sinpe_add_arguments a;
   sinpe::DeviceScalars scalars{};
-  // Sets the arguments. x is described again, because other threads may have run in between.
+  // Checks x and the result, and sets the kernel's arguments except dropout. Called again after Python code has run: other
+  // threads may have changed the tensors meanwhile.
   const auto set = [&] {
     if (dtype_of(object, &x) != dtype || dtype_of(result, &out) != dtype || device_of(x) != device) return false;
     const bool is_for_x =
@@ -220,7 +221,7 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
     done = set_dropout(rows, device, &dropout) && set();
     a.dropout = dropout;
   }
-  const bool is_final = done && rows.drops() && !run.reads_values;
+  const bool is_final = done && rows.drops() && !run.in_host_memory;
   bool has_begun = false;
   done = done && run_kernels(run, [&] {
            return launch(run, x.device_id, source, a, scalars, is_new && !by_torch, &has_begun);
@@ -231,11 +232,11 @@ inline PyObject* add(PyObject*, PyObject* const* items, Py_ssize_t count) {
     return use_general_path();
   }
   if (!is_new) return with_new_version(result);
-  if (!learns || by_torch) return result;
+  if (!needs_gradient || by_torch) return result;
   const Reference unrecorded{result};
   const auto seed = static_cast<long long>(a.dropout.seed);
   const int32_t threshold = a.dropout.drop_threshold;
-  if (rows_learn)
+  if (rows_need_grad)
     return PyObject_CallFunction(python.recorded_add_rows, "OOOLi", result, given, source.plan.holder, seed, threshold);
   return PyObject_CallFunction(python.recorded_add, "(OLiO)O", result, seed, threshold, rows.scale, object);
 }

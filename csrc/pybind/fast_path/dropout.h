@@ -7,7 +7,7 @@
 namespace sinpe_fast_path {
 
 // fast_dropout(grad, seed, drop_threshold, scale) -> a new tensor, or None for arguments that it does not take.
-inline PyObject* dropout(PyObject*, PyObject* const* items, Py_ssize_t count) {
+inline PyObject* fast_dropout(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const sinpe::OneThread one_thread;
   if (count != 4 || !PyLong_Check(items[1]) || !PyLong_Check(items[2]) || !PyFloat_Check(items[3])) {
     PyErr_SetString(PyExc_TypeError, "fast_dropout: expected a tensor, a seed, a threshold and a factor");

@@ -61,7 +61,7 @@ inline bool are_rows(const Tensor& ids, int64_t rows) {
 // multiplies each term by it, not the sum, which is the same unless a product overflows (or denormals are flushed). In
 // 16 bits it would round each partial sum; the sum of more terms is a tree.
 inline bool has_gradient_of_torch(const Tensor& weight, const Tensor& ids) {
-  return kernels_of(weight)->reads_values && weight.bits >= 32 && count_elements(ids) <= sinpe::terms_under(1);
+  return kernels_of(weight)->in_host_memory && weight.bits >= 32 && count_elements(ids) <= sinpe::terms_under(1);
 }
 inline bool is_power_of_two(double scale) {
   int exponent = 0;
@@ -86,7 +86,7 @@ inline PyObject* recorded_embedding(PyObject* weight, PyObject* ids, int64_t pad
 }
 
 // fast_embed(given) -> a new tensor, or None for arguments that it does not take.
-inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
+inline PyObject* fast_embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const sinpe::OneThread one_thread;
   if (count != 1 || !PyTuple_Check(items[0]) || PyTuple_GET_SIZE(items[0]) != kEmbedArguments) {
     PyErr_SetString(PyExc_TypeError, "fast_embed: expected the arguments of embed as a tuple");
@@ -103,8 +103,8 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (intercepted < 0) return nullptr;
   if (intercepted > 0) Py_RETURN_NONE;
   if (!is_readable(at(kIds)) || !has_values(at(kWeight), true)) return use_general_path();
-  const bool rows_learn = needs_grad(rows), learns = rows_learn || needs_grad(at(kWeight));
-  if (PyErr_Occurred() != nullptr || (rows_learn && !is_int(at(kIdSeqDim), -1))) return use_general_path();
+  const bool rows_need_grad = needs_grad(rows), needs_gradient = rows_need_grad || needs_grad(at(kWeight));
+  if (PyErr_Occurred() != nullptr || (rows_need_grad && !is_int(at(kIdSeqDim), -1))) return use_general_path();
   Tensor ids, weight, out;
   int64_t padding_row = -1;
   const bool is_sequence_first = is_int(at(kIdSeqDim), 0);
@@ -116,7 +116,7 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
            ids.rank + 1 < SINPE_MAX_RANK && (!is_sequence_first || ids.rank < 3) && count_elements(ids) > 0 &&
            describe(at(kWeight), &weight) && weight.rank == 2 && float_type(weight) >= 0 && weight.sizes[0] > 0 &&
            weight.sizes[1] > 0 && weight.strides[0] >= 0 && (weight.strides[1] == 1 || weight.sizes[1] == 1) &&
-           device_of(weight) == device_of(ids) && !(is_transposed() && (learns || rows.drops())) &&
+           device_of(weight) == device_of(ids) && !(is_transposed() && (needs_gradient || rows.drops())) &&
            get_padding_row(at(kPaddingIdx), weight.sizes[0], &padding_row) &&
            is_within_storage(at(kIds), ids, count_elements(ids)) &&
            is_within_storage(at(kWeight), weight, (weight.sizes[0] - 1) * weight.strides[0] + weight.sizes[1]);
@@ -125,10 +125,10 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const int64_t tokens = count_elements(ids), dim = weight.sizes[1];
   if (tokens > kernels_of(ids)->max_elements / dim || !are_ready(ids, tokens * dim)) return use_general_path();
   const sinpe::Kernels& run = kernels_for(ids, tokens * dim);
-  // A small result is then torch's own scale * weight[ids], whose gradient is that of the sum, and to which the rows are
-  // added in place. Any other is recorded at the end, as that of the operator.
-  const bool by_torch = learns && !rows_learn && !rows.drops() && is_power_of_two(PyFloat_AS_DOUBLE(rows.scale)) &&
-                        has_gradient_of_torch(weight, ids);
+  // If weight needs a gradient, a small result is torch's own scale * weight[ids], for its grad_fn, which is that of the
+  // sum; the kernel overwrites its values. Any other result is recorded at the end, as that of the operator.
+  const bool by_torch = needs_gradient && !rows_need_grad && !rows.drops() &&
+                        is_power_of_two(PyFloat_AS_DOUBLE(rows.scale)) && has_gradient_of_torch(weight, ids);
   const int32_t device = device_of(ids);
   const int dtype = float_type(weight);
   PyObject* encoding = at(kEmbedEncoding);
@@ -139,7 +139,8 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (holder.object == nullptr) return use_general_path();
   sinpe_embed_arguments e{};
   sinpe::DeviceScalars scalars{};
-  // Sets the arguments. The operands are described again, because other threads may have run in between.
+  // Checks the tensors, and sets the kernel's arguments except dropout. Called again after Python code has run: other
+  // threads may have changed the tensors meanwhile.
   const auto set = [&](const Tensor& out) {
     if (!operands() || float_type(weight) != dtype || weight.sizes[1] != dim || device_of(ids) != device ||
         device_of(out) != device || count_elements(ids) != tokens || tokens * dim != count_elements(out))
@@ -154,7 +155,7 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
     e.num_embeddings = weight.sizes[0];
     e.weight_stride = weight.sizes[0] > 1 ? weight.strides[0] : dim;
     // The kernel would refuse an id after the seed has been drawn.
-    const bool is_checked = !rows.drops() || !run.reads_values || are_rows(ids, weight.sizes[0]);
+    const bool is_checked = !rows.drops() || !run.in_host_memory || are_rows(ids, weight.sizes[0]);
     return is_checked && set_rows(rows, plan.start, out, tokens * dim * (out.bits / 8), &e.add, &scalars);
   };
   if (by_torch) {  // checks all arguments before autograd saves the ids
@@ -178,14 +179,14 @@ inline PyObject* embed(PyObject*, PyObject* const* items, Py_ssize_t count) {
     done = set_dropout(rows, device, &dropout) && dtype_of(result, &out) == dtype && set(out);
     e.add.dropout = dropout;
   }
-  const bool is_final = done && rows.drops() && !run.reads_values;
+  const bool is_final = done && rows.drops() && !run.in_host_memory;
   done = done && run_kernels(run, [&] { return run.embed(ids.device_id, plan.plan, &e, scalars) == SINPE_OK; });
   if (!done) {
     if (is_final) raise_launch_failure();  // the general path would draw a seed a second time
     Py_DECREF(result);
     return use_general_path();
   }
-  if (!learns || by_torch) return result;
+  if (!needs_gradient || by_torch) return result;
   const Reference unrecorded{result};
   return PyObject_CallFunction(python.recorded_embed, "OOOLi", result, given, plan.holder,
                                static_cast<long long>(e.add.dropout.seed), e.add.dropout.drop_threshold);

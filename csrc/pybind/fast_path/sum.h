@@ -138,7 +138,7 @@ inline bool set_positions(PyObject* object, bool are_starts, int64_t own_start, 
 }
 
 // Sets alpha, a float or a floating-point tensor of shape () or (1,).
-inline bool set_alpha(PyObject* object, const Written& out, bool reads_values, sinpe_add_arguments* a,
+inline bool set_alpha(PyObject* object, const Written& out, bool in_host_memory, sinpe_add_arguments* a,
                       sinpe::DeviceScalars* scalars) {
   if (PyFloat_CheckExact(object)) {
     a->alpha = PyFloat_AS_DOUBLE(object);
@@ -147,7 +147,7 @@ inline bool set_alpha(PyObject* object, const Written& out, bool reads_values, s
   Tensor t;
   if (!out.describe_apart(object, &t) || t.rank > 1 || count_elements(t) != 1 || float_type(t) < 0) return false;
   const auto dtype = static_cast<sinpe_dtype>(float_type(t));
-  if (reads_values) {
+  if (in_host_memory) {
     a->alpha = sinpe::value_of(t.data, dtype);
   } else {
     scalars->alpha = t.data;
@@ -174,14 +174,15 @@ inline bool set_rows(const Rows& rows, int64_t own_start, const Tensor& result, 
                      sinpe::DeviceScalars* scalars) {
   const Written out(result, bytes);
   PyObject *start = rows.start, *positions = rows.positions, *mask = rows.mask;
-  const bool reads_values = kernels_of(result)->reads_values;
+  const bool in_host_memory = kernels_of(result)->in_host_memory;
   if (PyLong_CheckExact(start)) {
     int overflow = 0;
     a->start = PyLong_AsLongLongAndOverflow(start, &overflow);
     const bool is_valid = positions == Py_None ? are_positions(own_start, a->start, a->sizes[2]) : a->start == 0;
     if (overflow != 0 || !is_valid) return false;
     if (positions != Py_None && !set_positions(positions, false, own_start, out, a)) return false;
-  } else if (positions != Py_None || !set_positions(start, true, own_start, out, a) || (reads_values && rows.drops())) {
+  } else if (positions != Py_None || !set_positions(start, true, own_start, out, a) ||
+             (in_host_memory && rows.drops())) {
     return false;  // the last: the kernel may refuse the starts after the seed has been drawn
   }
   if (mask != Py_None) {
@@ -190,7 +191,7 @@ inline bool set_rows(const Rows& rows, int64_t own_start, const Tensor& result, 
     a->padding_mask = static_cast<const uint8_t*>(t.data);
   }
   a->scale = PyFloat_AS_DOUBLE(rows.scale);
-  return set_alpha(rows.alpha, out, reads_values, a, scalars);
+  return set_alpha(rows.alpha, out, in_host_memory, a, scalars);
 }
 
 // Whether the RNG offset of each element is its index: x is in row-major order.

@@ -16,7 +16,7 @@ inline bool get_dim(PyObject* object, PyObject* encoding, int64_t* dim) {
 }
 
 // fast_encode(positions, encoding, dtype, dim) -> a new tensor, or None for arguments that it does not take.
-inline PyObject* encode(PyObject*, PyObject* const* items, Py_ssize_t count) {
+inline PyObject* fast_encode(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const sinpe::OneThread one_thread;
   if (count != 4) {
     PyErr_SetString(PyExc_TypeError, "fast_encode: expected positions, an encoding, a dtype and dim");
@@ -64,7 +64,7 @@ enum TableArgument { kLength, kTableEncoding, kTableStart, kDtype, kDevice, kOut
 constexpr Py_ssize_t kTableArguments = kDim + 1;
 
 // fast_table(given) -> out, a new tensor if that is None; or None for arguments that it does not take.
-inline PyObject* table(PyObject*, PyObject* const* items, Py_ssize_t count) {
+inline PyObject* fast_table(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const sinpe::OneThread one_thread;
   if (count != 1 || !PyTuple_Check(items[0]) || PyTuple_GET_SIZE(items[0]) != kTableArguments) {
     PyErr_SetString(PyExc_TypeError, "fast_table: expected the arguments of table as a tuple");
@@ -99,7 +99,7 @@ inline PyObject* table(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const int64_t dim = plan.plan.dim;
   if (!are_positions(plan.start, start, length)) Py_RETURN_NONE;
   if (is_new) {
-    if (length > kMaxElements / dim) Py_RETURN_NONE;
+    if (length > kFewElements / dim) Py_RETURN_NONE;
     PyObject* call[3] = {at(kLength), PyLong_FromLongLong(dim), wanted == Py_None ? python.float32 : wanted};
     result = call[1] == nullptr ? nullptr : PyObject_Vectorcall(python.empty, call, 2, names.dtype_alone);
     Py_XDECREF(call[1]);

@@ -11,12 +11,12 @@ namespace sinpe_fast_path {
 
 // The largest result on the CPU for which one thread is fastest; for `encode`, which computes every row on its own, half as
 // many elements. On any device, a copy of more elements for autograd takes longer than a call of Python.
-constexpr int64_t kMaxElements = 1 << 16;
+constexpr int64_t kFewElements = 1 << 16;
 
 // The kernels of this module, which has no threads of torch.
 inline const sinpe::Kernels kCpuKernels = [] {
   sinpe::Kernels k = sinpe::cpu_kernels();
-  k.max_elements = kMaxElements;
+  k.max_elements = kFewElements;
   return k;
 }();
 
@@ -28,17 +28,17 @@ inline const sinpe::Kernels* kernels_of(const Tensor& t) {
 // The kernels for a result with this number of elements.
 inline const sinpe::Kernels& kernels_for(const Tensor& t, int64_t elements) {
   const sinpe::Kernels& k = *kernels_of(t);
-  return k.reads_values && elements <= kMaxElements ? kCpuKernels : k;
+  return k.in_host_memory && elements <= kFewElements ? kCpuKernels : k;
 }
 // The number of elements up to which `table` and `encode` are supported.
 inline int64_t most_rows(const Tensor& t) {
   const sinpe::Kernels& k = *kernels_of(t);
-  return k.reads_values ? kMaxElements : k.max_elements;
+  return k.in_host_memory ? kFewElements : k.max_elements;
 }
 // Calls f without Python's lock if other threads should not have to wait for it.
 template <class F>
 bool run_kernels(const sinpe::Kernels& k, const F& f) {
-  if (!k.reads_values || &k == &kCpuKernels) return f();
+  if (!k.in_host_memory || &k == &kCpuKernels) return f();
   PyThreadState* state = PyEval_SaveThread();
   const bool done = f();
   PyEval_RestoreThread(state);
@@ -94,7 +94,7 @@ inline bool are_ready(const Tensor& t, int64_t elements) {
   const sinpe::Kernels& k = kernels_for(t, elements);
   if (&k == &kCpuKernels) return true;
   if (!is(PyObject_CallNoArgs(python.is_profiled), Py_False)) return false;
-  if (k.reads_values) return true;
+  if (k.in_host_memory) return true;
   const char* check = std::getenv("SINPE_EXT_CHECK");
   return (check == nullptr || *check == 0 || std::strcmp(check, "0") == 0) && k.is_ready(t.device_id);
 }
