@@ -5,9 +5,9 @@ A grid, or a sequence with extra tokens: `grid_add.py`.
 out = keep * (scale * x + alpha * PE(p)), keep being the dropout mask times its scale, so with G = keep * grad:
 d x = scale * G, d alpha = sum(G * PE), d p = alpha * sum_c(G_c * PE'_c), and a channel's derivative
 PE' = 2 pi f * A sin(2 pi (p f + (q + 1)/4)) is the partner plan's channel times its angular frequency, the argument
-`angular_frequencies` of `row_dots`. The operator `row_dots` computes the sums over channels,
-and `add_backward` these and d x, on CUDA in one pass over grad; they recompute rows and mask instead of storing them, and their
-own derivatives consist of the same operators, so derivatives of every order work.
+`angular_frequencies` of `row_dots`. The operator `row_dots` computes the sums over channels, and `add_backward` these
+and d x, on CUDA in one pass over grad; they recompute rows and mask instead of storing them, and their own derivatives
+consist of the same operators, so derivatives of every order work.
 """
 
 from __future__ import annotations
