@@ -249,13 +249,13 @@ struct Parts {
   }
 };
 
-template <class T, class Rows>
-sinpe_status add_rows(const sinpe_add_arguments& a, const Rows& rows) {
+template <class T, class MakeRows>
+sinpe_status add_rows(const sinpe_add_arguments& a, const MakeRows& make_rows) {
   const Shape shape(a);
   const int64_t tile = std::max<int64_t>(1, std::min<int64_t>(64, kTileValues / shape.dim));
   const NewPages pages;
-  const auto start = [&] { return TileAdder<T>(a, shape, pages); };
-  return for_each_row_tile<accumulate_t<T>>(shape, 1, std::min(shape.rows, tile), rows, start);
+  const auto make_work = [&] { return TileAdder<T>(a, shape, pages); };
+  return for_each_row_tile<accumulate_t<T>>(shape, 1, std::min(shape.rows, tile), make_rows, make_work);
 }
 
 template <class T>

@@ -97,15 +97,16 @@ struct KernelsOf {
                  const StreamOptions& options);
   // out[k][i] = scale * x[k][i] + row[i] for `count` slices of x, at most kAddSlicesInPlace, rounded to Real after each
   // step, then dropout, then rounded to T. `row` already contains round(alpha*PE); if it is null, scale * x alone.
-  // first[k] is the RNG offset of x[k][0], not read without dropout. x[k] and out[k] may be the same memory. `stores` is
+  // rng_offset[k] is the RNG offset of x[k][0], not read without dropout. x[k] and out[k] may be the same memory. `stores` is
   // ignored with dropout, and without a row.
   void (*add)(const T* const* x, const Real* row, T* const* out, int count, int64_t n, Real scale,
-              const Dropout& dropout, const uint64_t* first, Stores stores);
+              const Dropout& dropout, const uint64_t* rng_offset, Stores stores);
   // The sum of x[i] * row[i] * weights[i] over the elements that are not dropped, in double, without the factor
   // 1 / (1 - p), which the caller applies. weights may be null: ones.
-  double (*dot)(const T* x, const Real* row, const double* weights, int64_t n, const Dropout& dropout, uint64_t first);
+  double (*dot)(const T* x, const Real* row, const double* weights, int64_t n, const Dropout& dropout,
+                uint64_t rng_offset);
   // sum[i] += x[i] for the elements that are not dropped.
-  void (*accumulate)(const T* x, Real* sum, int64_t n, const Dropout& dropout, uint64_t first);
+  void (*accumulate)(const T* x, Real* sum, int64_t n, const Dropout& dropout, uint64_t rng_offset);
   // out[i] = factor * row[i], rounded to Real, then to T.
   void (*round)(const Real* row, Real factor, T* out, int64_t n);
 };

@@ -1,5 +1,6 @@
 // The loop that add, embed and row_dots share: the encoding is computed tile by tile, and each tile is applied to all
-// slices of x that need its rows while it is in the cache. No table is stored.
+// slices of x that need its rows while it is in the cache. No table is stored. From the last function to the first:
+// run_checked checks the arguments; for_each_tile chooses for_each_row_tile, or for_each_streamed_row without tiles.
 #pragma once
 
 #include "core/layout.h"
@@ -136,16 +137,17 @@ inline int64_t shared_tile(int64_t tile, int64_t rows, int64_t threads) {
   return threads == 1 ? tile : std::min(tile, std::max(kFewRows, rows / (4 * threads)));
 }
 
-// Calls work(first slice, last slice, row, n, pe) so that every row of every slice is processed once. rows() creates
+// Calls work(first slice, last slice, row, n, pe) so that every row of every slice is processed once. make_rows() creates
 // one thread's generator of rows; generator(group, row, n, pe) computes n of them. The slices form `groups` with
-// different rows of the encoding. start() creates the work function of one thread.
-template <class Real, class Rows, class Start>
-sinpe_status for_each_row_tile(const Shape& shape, int64_t groups, int64_t tile, const Rows& rows, const Start& start) {
+// different rows of the encoding. make_work() creates the work function of one thread.
+template <class Real, class MakeRows, class MakeWork>
+sinpe_status for_each_row_tile(const Shape& shape, int64_t groups, int64_t tile, const MakeRows& make_rows,
+                               const MakeWork& make_work) {
   const int64_t all_slices = shape.batch * shape.middle;
   const bool is_small = all_slices * shape.rows * shape.dim <= kGrain;
   if (is_small && groups == 1 && shape.rows <= tile) {  // a single work item, without the divisions below
-    auto maker = rows();
-    auto work = start();
+    auto maker = make_rows();
+    auto work = make_work();
     TileMemory<Real> pe(shape.rows * shape.dim);
     maker(0, 0, shape.rows, pe.data());
     work(0, all_slices, 0, shape.rows, pe.data());
@@ -163,8 +165,8 @@ sinpe_status for_each_row_tile(const Shape& shape, int64_t groups, int64_t tile,
 
   const int64_t pieces = groups * parts * tiles, grain = is_small ? pieces : std::max<int64_t>(1, kGrain / cost);
   return parallel_status(pieces, grain, [&](int64_t begin, int64_t end) {
-    auto maker = rows();
-    auto work = start();
+    auto maker = make_rows();
+    auto work = make_work();
     TileMemory<Real> pe(tile * shape.dim);
     for (int64_t item = begin; item < end; ++item) {
       const int64_t row = item % tiles * tile, part = item / tiles % parts, group = item / tiles / parts;
@@ -184,15 +186,15 @@ bool is_worth_streaming(const sinpe_add_arguments& a) {
 
 // For work functions that can provide StreamedRows: rows of the encoding that are used by one slice only do not need a
 // tile.
-template <class T, class Start>
+template <class T, class MakeWork>
 sinpe_status for_each_streamed_row(const Plan& plan, const RowState& steps, const Shape& shape, int64_t groups,
-                                   const Positions& positions, const Start& start) {
+                                   const Positions& positions, const MakeWork& make_work) {
   const int64_t tile = shared_tile(std::min(shape.rows, tile_rows(shape.dim)), groups * shape.rows, parallel_threads());
   const int64_t tiles = (shape.rows + tile - 1) / tile;
   const int64_t grain = std::max<int64_t>(1, kGrain / (tile * shape.dim));
   return parallel_status(groups * tiles, grain, [&](int64_t begin, int64_t end) {
     RowMaker maker(plan, &steps);
-    const auto work = start();
+    const auto work = make_work();
     for (int64_t item = begin; item < end; ++item) {
       const int64_t row = item % tiles * tile, group = item / tiles, n = std::min(tile, shape.rows - row);
       work.populate(group, row, n);
@@ -208,28 +210,28 @@ sinpe_status for_each_streamed_row(const Plan& plan, const RowState& steps, cons
 }
 
 // for_each_row_tile with the rows of a plan, times alpha.
-template <class Real, class Start>
+template <class Real, class MakeWork>
 sinpe_status for_each_tile(const Plan& plan, const sinpe_add_arguments& a, int64_t first, Real alpha,
-                           const Start& start) {
-  using Work = decltype(start());
+                           const MakeWork& make_work) {
+  using Work = decltype(make_work());
   const Shape shape(a);
   const Positions positions(a, first);
   const int64_t groups = positions.shared_by_batch() ? 1 : shape.batch;
   const std::unique_ptr<RowState> steps = shared_steps(plan, std::is_same<Real, double>::value ? 0 : shape.rows);
   if constexpr (std::is_same<Real, float>::value && Work::kStreams) {
     const bool alone = shape.batch * shape.middle == groups;
-    if (steps != nullptr && alone && positions.are_consecutive() && start().can_stream()) {
-      return for_each_streamed_row<typename Work::Element>(plan, *steps, shape, groups, positions, start);
+    if (steps != nullptr && alone && positions.are_consecutive() && make_work().can_stream()) {
+      return for_each_streamed_row<typename Work::Element>(plan, *steps, shape, groups, positions, make_work);
     }
   }
-  const auto rows = [&] {
+  const auto make_rows = [&] {
     return [&, maker = RowMaker(plan, steps.get())](int64_t group, int64_t row, int64_t n, Real* pe) mutable {
       positions.rows(maker, group, row, n, pe, shape.dim);
       if (alpha == Real{1}) return;
       for (int64_t i = 0; i < n * shape.dim; ++i) pe[i] *= alpha;
     };
   };
-  return for_each_row_tile<Real>(shape, groups, std::min(shape.rows, tile_rows(shape.dim)), rows, start);
+  return for_each_row_tile<Real>(shape, groups, std::min(shape.rows, tile_rows(shape.dim)), make_rows, make_work);
 }
 
 // Checks the arguments of add or row_dots, then calls run(T{}, plan, shape, first position) with the element type.

@@ -89,7 +89,7 @@ bool add_behind(const sinpe::Kernels& k, int32_t device, int64_t extra, int row,
 }
 
 // x as (batch, rows, columns).
-inline void set_grid(const GridPlan& grid, PyObject* scale, sinpe_add_arguments* a) {
+inline void set_grid(const CachedGrid& grid, PyObject* scale, sinpe_add_arguments* a) {
   a->rank = 3;
   for (int d = 0; d < 3; ++d) {
     a->sizes[d] = grid.sizes[d];
@@ -100,8 +100,8 @@ inline void set_grid(const GridPlan& grid, PyObject* scale, sinpe_add_arguments*
 
 // What is added to x: rows of one encoding, or of a grid.
 struct Source {
-  Plan plan;
-  GridPlan grid;
+  CachedPlan plan;
+  CachedGrid grid;
   int64_t dim, extra;  // number of channels, and of extra tokens
   bool is_sequence_first;
 
@@ -137,7 +137,7 @@ inline bool launch(const sinpe::Kernels& run, int32_t device, const Source& sour
   const int row = source.is_grid() ? 1 : 2;
   return add_behind(run, device, source.extra, row, a, has_begun, [&](const sinpe_add_arguments& others) {
     if (!source.is_grid()) return run.add(device, source.plan.plan, others, scalars, is_new) == SINPE_OK;
-    const GridPlan& grid = source.grid;
+    const CachedGrid& grid = source.grid;
     const sinpe::DevicePlan packed{grid.words, grid.n_words, others.sizes[2]};
     return run.add_grid(device, packed, grid.values, grid.n_values, others, is_new) == SINPE_OK;
   });
@@ -162,14 +162,14 @@ inline PyObject* fast_add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (arguments.object == nullptr) Py_RETURN_NONE;
   PyObject *given = arguments.object, *object = PyTuple_GET_ITEM(given, kX), *result = items[1];
   const auto at = [given](Argument argument) { return PyTuple_GET_ITEM(given, argument); };
-  const Rows rows{at(kStart), at(kPositions), at(kMask), at(kScale), at(kAlpha), at(kDropout), at(kSeed)};
+  const Sum sum{at(kStart), at(kPositions), at(kMask), at(kScale), at(kAlpha), at(kDropout), at(kSeed)};
   const bool is_new = result == Py_None;
-  if (exchange == nullptr || !are_plain(rows)) Py_RETURN_NONE;
+  if (exchange == nullptr || !are_plain(sum)) Py_RETURN_NONE;
   const int intercepted = is_intercepted();
   if (intercepted < 0) return nullptr;
   if (intercepted > 0) Py_RETURN_NONE;
   if (!has_values(object, true) || !(is_new || is_writable(result))) return use_general_path();
-  const bool rows_need_grad = needs_grad(rows), needs_gradient = rows_need_grad || needs_grad(object);
+  const bool rows_need_grad = needs_grad(sum), needs_gradient = rows_need_grad || needs_grad(object);
   if (PyErr_Occurred() != nullptr || (needs_gradient && !is_new)) return use_general_path();
   Tensor x, out;
   const int dtype = dtype_of(object, &x);
@@ -182,11 +182,11 @@ inline PyObject* fast_add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (holder.object == nullptr || (source.is_grid() && source.grid.words == nullptr)) return use_general_path();
   // If x needs a gradient, a small result is torch's own copy of x, or scale * x, for its grad_fn, which is that of the
   // sum; the kernel overwrites its values. Any other result is recorded at the end, as that of an operator.
-  const bool by_torch = needs_gradient && !rows_need_grad && !rows.drops() && elements <= kFewElements;
-  if (source.extra != 0 && (rows.drops() || (needs_gradient && !by_torch))) return use_general_path();
+  const bool by_torch = needs_gradient && !rows_need_grad && !sum.drops() && elements <= kFewElements;
+  if (source.extra != 0 && (sum.drops() || (needs_gradient && !by_torch))) return use_general_path();
   if (rows_need_grad && (source.is_grid() || source.is_sequence_first)) return use_general_path();
   if (is_new) {
-    result = by_torch ? recorded_copy(object, rows.scale, dtype) : PyObject_CallOneArg(python.empty_like, object);
+    result = by_torch ? recorded_copy(object, sum.scale, dtype) : PyObject_CallOneArg(python.empty_like, object);
     if (result == nullptr) return use_general_path();
   } else {
     Py_INCREF(result);
@@ -206,22 +206,22 @@ inline PyObject* fast_add(PyObject*, PyObject* const* items, Py_ssize_t count) {
       return false;
     set_arguments(x, out, dtype, !source.is_grid() && source.is_sequence_first, &a);
     if (source.is_grid()) {
-      set_grid(source.grid, rows.scale, &a);
+      set_grid(source.grid, sum.scale, &a);
     } else {
       if (source.extra >= a.sizes[2]) return false;
       a.sizes[2] -= source.extra;  // positions and padding_mask do not include the extra tokens
-      if (!set_rows(rows, source.plan.start, out, bytes, &a, &scalars)) return false;
+      if (!set_rows(sum, source.plan.start, out, bytes, &a, &scalars)) return false;
       a.sizes[2] += source.extra;
     }
-    return !rows.drops() || is_row_major(a);
+    return !sum.drops() || is_row_major(a);
   };
   bool done = set();
-  if (done && rows.drops()) {
+  if (done && sum.drops()) {
     sinpe_dropout_arguments dropout{};
-    done = set_dropout(rows, device, &dropout) && set();
+    done = set_dropout(sum, device, &dropout) && set();
     a.dropout = dropout;
   }
-  const bool is_final = done && rows.drops() && !run.in_host_memory;
+  const bool is_final = done && sum.drops() && !run.in_host_memory;
   bool has_begun = false;
   done = done && run_kernels(run, [&] {
            return launch(run, x.device_id, source, a, scalars, is_new && !by_torch, &has_begun);
@@ -238,7 +238,7 @@ inline PyObject* fast_add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const int32_t threshold = a.dropout.drop_threshold;
   if (rows_need_grad)
     return PyObject_CallFunction(python.recorded_add_rows, "OOOLi", result, given, source.plan.holder, seed, threshold);
-  return PyObject_CallFunction(python.recorded_add, "(OLiO)O", result, seed, threshold, rows.scale, object);
+  return PyObject_CallFunction(python.recorded_add, "(OLiO)O", result, seed, threshold, sum.scale, object);
 }
 
 }  // namespace sinpe_fast_path

@@ -96,14 +96,14 @@ inline PyObject* fast_embed(PyObject*, PyObject* const* items, Py_ssize_t count)
   if (arguments.object == nullptr) Py_RETURN_NONE;
   PyObject* given = arguments.object;
   const auto at = [given](EmbedArgument argument) { return PyTuple_GET_ITEM(given, argument); };
-  const Rows rows{at(kIdStart), at(kIdPositions), at(kIdMask), at(kWeightScale),
-                  at(kIdAlpha), at(kIdDropout),   at(kIdSeed)};
-  if (exchange == nullptr || !are_plain(rows) || !is_plain_embed(given)) Py_RETURN_NONE;
+  const Sum sum{at(kIdStart), at(kIdPositions), at(kIdMask), at(kWeightScale),
+                at(kIdAlpha), at(kIdDropout),   at(kIdSeed)};
+  if (exchange == nullptr || !are_plain(sum) || !is_plain_embed(given)) Py_RETURN_NONE;
   const int intercepted = is_intercepted();
   if (intercepted < 0) return nullptr;
   if (intercepted > 0) Py_RETURN_NONE;
   if (!is_readable(at(kIds)) || !has_values(at(kWeight), true)) return use_general_path();
-  const bool rows_need_grad = needs_grad(rows), needs_gradient = rows_need_grad || needs_grad(at(kWeight));
+  const bool rows_need_grad = needs_grad(sum), needs_gradient = rows_need_grad || needs_grad(at(kWeight));
   if (PyErr_Occurred() != nullptr || (rows_need_grad && !is_int(at(kIdSeqDim), -1))) return use_general_path();
   Tensor ids, weight, out;
   int64_t padding_row = -1;
@@ -116,7 +116,7 @@ inline PyObject* fast_embed(PyObject*, PyObject* const* items, Py_ssize_t count)
            ids.rank + 1 < SINPE_MAX_RANK && (!is_sequence_first || ids.rank < 3) && count_elements(ids) > 0 &&
            describe(at(kWeight), &weight) && weight.rank == 2 && float_type(weight) >= 0 && weight.sizes[0] > 0 &&
            weight.sizes[1] > 0 && weight.strides[0] >= 0 && (weight.strides[1] == 1 || weight.sizes[1] == 1) &&
-           device_of(weight) == device_of(ids) && !(is_transposed() && (needs_gradient || rows.drops())) &&
+           device_of(weight) == device_of(ids) && !(is_transposed() && (needs_gradient || sum.drops())) &&
            get_padding_row(at(kPaddingIdx), weight.sizes[0], &padding_row) &&
            is_within_storage(at(kIds), ids, count_elements(ids)) &&
            is_within_storage(at(kWeight), weight, (weight.sizes[0] - 1) * weight.strides[0] + weight.sizes[1]);
@@ -127,14 +127,14 @@ inline PyObject* fast_embed(PyObject*, PyObject* const* items, Py_ssize_t count)
   const sinpe::Kernels& run = kernels_for(ids, tokens * dim);
   // If weight needs a gradient, a small result is torch's own scale * weight[ids], for its grad_fn, which is that of the
   // sum; the kernel overwrites its values. Any other result is recorded at the end, as that of the operator.
-  const bool by_torch = needs_gradient && !rows_need_grad && !rows.drops() &&
-                        is_power_of_two(PyFloat_AS_DOUBLE(rows.scale)) && has_gradient_of_torch(weight, ids);
+  const bool by_torch = needs_gradient && !rows_need_grad && !sum.drops() &&
+                        is_power_of_two(PyFloat_AS_DOUBLE(sum.scale)) && has_gradient_of_torch(weight, ids);
   const int32_t device = device_of(ids);
   const int dtype = float_type(weight);
   PyObject* encoding = at(kEmbedEncoding);
   int64_t plan_dim = dim;
   if (!resolve_int(&encoding, &plan_dim)) Py_RETURN_NONE;
-  const Plan plan = find_plan(encoding, dim, device);
+  const CachedPlan plan = find_plan(encoding, dim, device);
   const Reference holder{plan.holder};
   if (holder.object == nullptr) return use_general_path();
   sinpe_embed_arguments e{};
@@ -155,8 +155,8 @@ inline PyObject* fast_embed(PyObject*, PyObject* const* items, Py_ssize_t count)
     e.num_embeddings = weight.sizes[0];
     e.weight_stride = weight.sizes[0] > 1 ? weight.strides[0] : dim;
     // The kernel would refuse an id after the seed has been drawn.
-    const bool is_checked = !rows.drops() || !run.in_host_memory || are_rows(ids, weight.sizes[0]);
-    return is_checked && set_rows(rows, plan.start, out, tokens * dim * (out.bits / 8), &e.add, &scalars);
+    const bool is_checked = !sum.drops() || !run.in_host_memory || are_rows(ids, weight.sizes[0]);
+    return is_checked && set_rows(sum, plan.start, out, tokens * dim * (out.bits / 8), &e.add, &scalars);
   };
   if (by_torch) {  // checks all arguments before autograd saves the ids
     int64_t sizes[SINPE_MAX_RANK], strides[SINPE_MAX_RANK];
@@ -174,12 +174,12 @@ inline PyObject* fast_embed(PyObject*, PyObject* const* items, Py_ssize_t count)
                               : new_rows(at(kWeight), ids, dim, nullptr);
   if (result == nullptr) return use_general_path();
   bool done = dtype_of(result, &out) == dtype && set(out);
-  if (done && rows.drops()) {
+  if (done && sum.drops()) {
     sinpe_dropout_arguments dropout{};
-    done = set_dropout(rows, device, &dropout) && dtype_of(result, &out) == dtype && set(out);
+    done = set_dropout(sum, device, &dropout) && dtype_of(result, &out) == dtype && set(out);
     e.add.dropout = dropout;
   }
-  const bool is_final = done && rows.drops() && !run.in_host_memory;
+  const bool is_final = done && sum.drops() && !run.in_host_memory;
   done = done && run_kernels(run, [&] { return run.embed(ids.device_id, plan.plan, &e, scalars) == SINPE_OK; });
   if (!done) {
     if (is_final) raise_launch_failure();  // the general path would draw a seed a second time

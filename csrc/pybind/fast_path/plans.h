@@ -9,7 +9,7 @@ constexpr int64_t kOwnDim = 0;  // stands for the encoding's number of channels,
 
 // Cache of the plans of the last encodings, by the object that was given, the number of channels and the device
 // (device_of); holds a reference to both the object and the plan.
-struct Plan {
+struct CachedPlan {
   PyObject *encoding, *holder;
   int64_t given_dim;
   int32_t device;
@@ -17,14 +17,14 @@ struct Plan {
   sinpe::DevicePlan plan;
 };
 constexpr int kPlans = 32;
-inline Plan plans[kPlans];
+inline CachedPlan plans[kPlans];
 inline int next_plan = 0;
 
 // The plans and grids below are returned with a new reference to their holder.
 
 // The cached plan of an encoding; its holder is null if there is none.
-inline Plan cached_plan(PyObject* encoding, int64_t dim, int32_t device) {
-  for (const Plan& cached : plans) {
+inline CachedPlan cached_plan(PyObject* encoding, int64_t dim, int32_t device) {
+  for (const CachedPlan& cached : plans) {
     if (cached.encoding != encoding || cached.given_dim != dim || cached.device != device) continue;
     Py_XINCREF(cached.holder);
     return cached;
@@ -46,9 +46,9 @@ inline bool resolve_int(PyObject** encoding, int64_t* dim) {
 
 // Gets the plan of an encoding, given as an object, a name or None, and caches it. The holder is null if kernels do not
 // support the encoding for `dim` channels, or if there is an exception.
-inline Plan new_plan(PyObject* encoding, int64_t dim, int32_t device) {
+inline CachedPlan new_plan(PyObject* encoding, int64_t dim, int32_t device) {
   PyObject* answer = PyObject_CallFunction(python.plan_of, "OLi", encoding, static_cast<long long>(dim), device);
-  Plan made{encoding, answer, dim, device, 0, {nullptr, 0, 0}};
+  CachedPlan made{encoding, answer, dim, device, 0, {nullptr, 0, 0}};
   if (answer != nullptr && answer != Py_None) {
     PyObject* tensor;
     unsigned long long address;
@@ -64,17 +64,17 @@ inline Plan new_plan(PyObject* encoding, int64_t dim, int32_t device) {
   }
   Py_INCREF(encoding);
   Py_INCREF(answer);  // before the old objects are released, which may run code that uses the cache
-  Plan& slot = plans[next_plan];
+  CachedPlan& slot = plans[next_plan];
   next_plan = (next_plan + 1) % kPlans;
-  const Plan old = slot;
+  const CachedPlan old = slot;
   slot = made;
   Py_XDECREF(old.encoding);
   Py_XDECREF(old.holder);
   return made;
 }
 
-inline Plan find_plan(PyObject* encoding, int64_t dim, int32_t device) {
-  const Plan cached = cached_plan(encoding, dim, device);
+inline CachedPlan find_plan(PyObject* encoding, int64_t dim, int32_t device) {
+  const CachedPlan cached = cached_plan(encoding, dim, device);
   return cached.holder != nullptr ? cached : new_plan(encoding, dim, device);
 }
 
@@ -83,7 +83,7 @@ enum LayoutArgument { kLayoutStart, kLayoutSeqDim, kLayoutChannelDim, kLayoutSha
 
 // A grid in a tensor x: its operands, and x as (batch, rows, columns): rows and columns are the extra tokens and points,
 // and the channels; or, channels first, the channels, and the points.
-struct GridPlan {
+struct CachedGrid {
   PyObject *encoding, *holder;
   PyObject* layout[kLayoutArguments];
   int32_t rank, device;
@@ -97,7 +97,7 @@ struct GridPlan {
 
 // Cache of the last grids, by the encoding's object, the layout and the sizes and dtype of x.
 constexpr int kGrids = 16;
-inline GridPlan grids[kGrids];
+inline CachedGrid grids[kGrids];
 inline int next_grid = 0;
 
 // Whether a value can be compared with others without running code of a subclass: None, an int, or a tuple of ints.
@@ -109,13 +109,13 @@ inline bool is_plain_layout(PyObject* value) {
   return true;
 }
 
-inline bool has_sizes(const GridPlan& grid, const Tensor& x) {
+inline bool has_sizes(const CachedGrid& grid, const Tensor& x) {
   bool same = grid.rank == x.rank;
   for (int32_t d = 0; same && d < x.rank; ++d) same = grid.x_sizes[d] == x.sizes[d];
   return same;
 }
 
-inline bool is_for(const GridPlan& grid, PyObject* encoding, PyObject* const* layout, const Tensor& x, int dtype) {
+inline bool is_for(const CachedGrid& grid, PyObject* encoding, PyObject* const* layout, const Tensor& x, int dtype) {
   bool same = grid.encoding == encoding && grid.dtype == dtype && grid.device == device_of(x) && has_sizes(grid, x);
   for (int k = 0; same && k < kLayoutArguments; ++k)
     same = grid.layout[k] == layout[k] || PyObject_RichCompareBool(grid.layout[k], layout[k], Py_EQ) == 1;
@@ -124,8 +124,8 @@ inline bool is_for(const GridPlan& grid, PyObject* encoding, PyObject* const* la
 
 // The cached grid; the holder is null if there is none. Only the holder is referenced: another thread may replace the
 // cached grid, whose layout is then released.
-inline GridPlan cached_grid(PyObject* encoding, PyObject* const* layout, const Tensor& x, int dtype) {
-  for (const GridPlan& cached : grids) {
+inline CachedGrid cached_grid(PyObject* encoding, PyObject* const* layout, const Tensor& x, int dtype) {
+  for (const CachedGrid& cached : grids) {
     if (!is_for(cached, encoding, layout, x, dtype)) continue;
     Py_XINCREF(cached.holder);
     return cached;
@@ -135,9 +135,9 @@ inline GridPlan cached_grid(PyObject* encoding, PyObject* const* layout, const T
 
 // Gets the grid of a call with x = `object` and caches it, or that it is one for the general path. The holder is null if
 // there is an exception, or if x has changed meanwhile.
-inline GridPlan new_grid(PyObject* encoding, PyObject* const* layout, PyObject* given, PyObject* object, Tensor x,
-                         int dtype) {
-  GridPlan made{};
+inline CachedGrid new_grid(PyObject* encoding, PyObject* const* layout, PyObject* given, PyObject* object, Tensor x,
+                           int dtype) {
+  CachedGrid made{};
   made.encoding = encoding, made.rank = x.rank, made.device = device_of(x), made.dtype = dtype;
   for (int32_t d = 0; d < x.rank; ++d) made.x_sizes[d] = x.sizes[d];
   made.holder = PyObject_CallOneArg(python.grid_of, given);
@@ -162,9 +162,9 @@ inline GridPlan new_grid(PyObject* encoding, PyObject* const* layout, PyObject* 
   Py_INCREF(encoding);
   Py_INCREF(made.holder);
   for (int k = 0; k < kLayoutArguments; ++k) made.layout[k] = Py_NewRef(layout[k]);
-  GridPlan& slot = grids[next_grid];
+  CachedGrid& slot = grids[next_grid];
   next_grid = (next_grid + 1) % kGrids;
-  const GridPlan old = slot;
+  const CachedGrid old = slot;
   slot = made;
   Py_XDECREF(old.encoding);
   Py_XDECREF(old.holder);
@@ -174,14 +174,14 @@ inline GridPlan new_grid(PyObject* encoding, PyObject* const* layout, PyObject* 
 
 // forget(): releases the cached plans and grids.
 inline PyObject* forget(PyObject*, PyObject*) {
-  for (Plan& slot : plans) {
-    const Plan old = slot;
+  for (CachedPlan& slot : plans) {
+    const CachedPlan old = slot;
     slot = {};
     Py_XDECREF(old.encoding);
     Py_XDECREF(old.holder);
   }
-  for (GridPlan& slot : grids) {
-    const GridPlan old = slot;
+  for (CachedGrid& slot : grids) {
+    const CachedGrid old = slot;
     slot = {};
     Py_XDECREF(old.encoding);
     Py_XDECREF(old.holder);

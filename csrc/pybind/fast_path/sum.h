@@ -16,7 +16,7 @@ inline bool is_int(PyObject* value, long wanted) {
 }
 
 // The arguments that `add` and `embed` have in common.
-struct Rows {
+struct Sum {
   PyObject *start, *positions, *mask, *scale, *alpha, *dropout, *seed;
 
   bool drops() const { return PyFloat_AS_DOUBLE(dropout) != 0.0; }
@@ -48,13 +48,12 @@ inline PyObject* with_floats(PyObject* given, std::initializer_list<Py_ssize_t> 
 }
 
 // Whether the types of these arguments are supported, and the values of those that are numbers.
-inline bool are_plain(const Rows& rows) {
-  if (!PyFloat_CheckExact(rows.scale) || !PyFloat_CheckExact(rows.dropout)) return false;
-  if (!PyFloat_CheckExact(rows.alpha) && !has_type(rows.alpha, python.tensor) &&
-      !has_type(rows.alpha, python.parameter))
+inline bool are_plain(const Sum& sum) {
+  if (!PyFloat_CheckExact(sum.scale) || !PyFloat_CheckExact(sum.dropout)) return false;
+  if (!PyFloat_CheckExact(sum.alpha) && !has_type(sum.alpha, python.tensor) && !has_type(sum.alpha, python.parameter))
     return false;
-  const double p = PyFloat_AS_DOUBLE(rows.dropout);
-  return rows.seed == Py_None ? p >= 0.0 && p < 1.0 : PyLong_CheckExact(rows.seed) && p > 0.0 && p < 1.0;
+  const double p = PyFloat_AS_DOUBLE(sum.dropout);
+  return sum.seed == Py_None ? p >= 0.0 && p < 1.0 : PyLong_CheckExact(sum.seed) && p > 0.0 && p < 1.0;
 }
 
 // x in the form of sinpe_add: (batch, middle, rows, dim), contiguous like out; x is (rows, batch, dim) if
@@ -157,8 +156,8 @@ inline bool set_alpha(PyObject* object, const Written& out, bool in_host_memory,
 }
 
 // Whether one of the arguments is a tensor that needs a gradient.
-inline bool needs_grad(const Rows& rows) {
-  for (PyObject* object : {rows.start, rows.positions, rows.alpha})
+inline bool needs_grad(const Sum& sum) {
+  for (PyObject* object : {sum.start, sum.positions, sum.alpha})
     if (PyObject_TypeCheck(object, reinterpret_cast<PyTypeObject*>(python.tensor)) && needs_grad(object)) return true;
   return false;
 }
@@ -170,10 +169,10 @@ inline bool are_positions(int64_t own_start, int64_t start, int64_t rows) {
 }
 
 // Sets the arguments of a sequence except dropout; returns false if the general path has to be taken.
-inline bool set_rows(const Rows& rows, int64_t own_start, const Tensor& result, int64_t bytes, sinpe_add_arguments* a,
+inline bool set_rows(const Sum& sum, int64_t own_start, const Tensor& result, int64_t bytes, sinpe_add_arguments* a,
                      sinpe::DeviceScalars* scalars) {
   const Written out(result, bytes);
-  PyObject *start = rows.start, *positions = rows.positions, *mask = rows.mask;
+  PyObject *start = sum.start, *positions = sum.positions, *mask = sum.mask;
   const bool in_host_memory = kernels_of(result)->in_host_memory;
   if (PyLong_CheckExact(start)) {
     int overflow = 0;
@@ -182,7 +181,7 @@ inline bool set_rows(const Rows& rows, int64_t own_start, const Tensor& result, 
     if (overflow != 0 || !is_valid) return false;
     if (positions != Py_None && !set_positions(positions, false, own_start, out, a)) return false;
   } else if (positions != Py_None || !set_positions(start, true, own_start, out, a) ||
-             (in_host_memory && rows.drops())) {
+             (in_host_memory && sum.drops())) {
     return false;  // the last: the kernel may refuse the starts after the seed has been drawn
   }
   if (mask != Py_None) {
@@ -190,8 +189,8 @@ inline bool set_rows(const Rows& rows, int64_t own_start, const Tensor& result, 
     if (!describe_rows(mask, out, *a, a->sizes[2], &t, a->mask_strides) || t.kind != kBool || t.bits != 8) return false;
     a->padding_mask = static_cast<const uint8_t*>(t.data);
   }
-  a->scale = PyFloat_AS_DOUBLE(rows.scale);
-  return set_alpha(rows.alpha, out, in_host_memory, a, scalars);
+  a->scale = PyFloat_AS_DOUBLE(sum.scale);
+  return set_alpha(sum.alpha, out, in_host_memory, a, scalars);
 }
 
 // Whether the RNG offset of each element is its index: x is in row-major order.
@@ -206,12 +205,12 @@ inline bool is_row_major(const sinpe_add_arguments& a) {
 
 // Sets the dropout, and draws its seed if none is given: after all checks, so that a call that raises does not advance
 // the generator.
-inline bool set_dropout(const Rows& rows, int32_t device, sinpe_dropout_arguments* d) {
-  PyObject* seed = rows.seed == Py_None ? PyObject_CallFunction(python.draw_seed, "i", device) : Py_NewRef(rows.seed);
+inline bool set_dropout(const Sum& sum, int32_t device, sinpe_dropout_arguments* d) {
+  PyObject* seed = sum.seed == Py_None ? PyObject_CallFunction(python.draw_seed, "i", device) : Py_NewRef(sum.seed);
   int overflow = 0;
   d->seed = seed == nullptr ? -1 : PyLong_AsLongLongAndOverflow(seed, &overflow);
   Py_XDECREF(seed);
-  const double units = std::nearbyint(PyFloat_AS_DOUBLE(rows.dropout) * 65536);
+  const double units = std::nearbyint(PyFloat_AS_DOUBLE(sum.dropout) * 65536);
   d->drop_threshold = static_cast<int32_t>(std::min(std::max(units, 1.0), 65535.0));
   return overflow == 0 && PyErr_Occurred() == nullptr;
 }

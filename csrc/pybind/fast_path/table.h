@@ -40,7 +40,7 @@ inline PyObject* fast_encode(PyObject*, PyObject* const* items, Py_ssize_t count
   };
   if (!positions() || !are_ready(t, 0)) return use_general_path();
   const int32_t device = device_of(t);
-  const Plan plan = find_plan(encoding, given_dim, device);
+  const CachedPlan plan = find_plan(encoding, given_dim, device);
   const Reference holder{plan.holder};
   if (holder.object == nullptr) return use_general_path();
   const int64_t dim = plan.plan.dim;
@@ -93,7 +93,7 @@ inline PyObject* fast_table(PyObject*, PyObject* const* items, Py_ssize_t count)
   if (!is_new && wanted != Py_None && !is(PyObject_GetAttr(result, names.dtype), wanted)) return use_general_path();
   Tensor out;
   if (!is_new && dtype_of(result, &out) < 0) Py_RETURN_NONE;
-  Plan plan = find_plan(encoding, given_dim, is_new ? -1 : device_of(out));
+  CachedPlan plan = find_plan(encoding, given_dim, is_new ? -1 : device_of(out));
   const Reference holder{plan.holder};
   if (holder.object == nullptr) return use_general_path();
   const int64_t dim = plan.plan.dim;
