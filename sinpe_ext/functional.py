@@ -88,9 +88,9 @@ def table(
     if device_mesh is not None or placements is not None:
         if device is not None or out is not None:
             raise ValueError("device_mesh: expected device and out to stay None with it, got one of them; leave it out")
-        from .distributed import rows as sharded_rows
+        from .distributed import table as sharded
 
-        return sharded_rows.table(table, TableArguments(*arguments), device_mesh, placements)
+        return sharded.table(table, TableArguments(*arguments), device_mesh, placements)
     result = None if _is_compiling() else loader.choices["table"](arguments)
     return tables.table(TableArguments(*arguments)) if result is None else result
 
@@ -136,9 +136,9 @@ def encode(
     if _is_compiling():
         encoding = in_graph.constant(encoding)
     if is_dtensor(positions):
-        from .distributed import rows as sharded_rows
+        from .distributed import table as sharded
 
-        return sharded_rows.encode(encode, positions, encoding, dim, dtype, allow_16bit)
+        return sharded.encode(encode, positions, encoding, dim, dtype, allow_16bit)
     if nested.is_jagged(positions):
         return nested.encode(positions, encoding, dim, dtype, allow_16bit)
     return tables.encode(positions, encoding, dim, dtype, allow_16bit)

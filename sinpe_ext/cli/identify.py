@@ -120,8 +120,8 @@ def _look(path: Path, chosen: list[Entry], shape: list[int] | None, *, everythin
 def _identified(entry: Entry, shape: list[int] | None, *, everything: bool) -> Matches:
     """The matches of one tensor. Raises SkipError for one that is too large."""
     from ..identification import Matches, identify
-    from ..identification.table import LARGEST as LARGEST_ASKED
-    from ..identification.table import NO_SINUSOIDS, begins_with_sinusoids
+    from ..identification.stored_table import LARGEST as LARGEST_ASKED
+    from ..identification.stored_table import NO_SINUSOIDS, begins_with_sinusoids
 
     tensor = entry.load()
     elements, longest = (LARGEST, LONGEST_AXIS) if everything else (LARGEST_ASKED, LARGEST_ASKED)

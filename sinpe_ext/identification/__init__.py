@@ -17,7 +17,7 @@ from ..encodings.values import integer
 from .candidates import SearchResult
 from .grid import shapes_of
 from .partial import View, search
-from .table import Refused, as_rows, has_sinusoids
+from .stored_table import Refused, as_rows, has_sinusoids
 
 
 @dataclass(frozen=True)

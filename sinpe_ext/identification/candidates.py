@@ -17,7 +17,7 @@ from ..reference import float32_angle
 from ..reference import rows as reference
 from .explain import channels_of, wave_of
 from .fit import spread
-from .table import Part, Table, Verdict, angle_errors
+from .stored_table import Part, Table, Verdict, angle_errors
 
 
 class Template(NamedTuple):

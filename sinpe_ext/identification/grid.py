@@ -16,11 +16,11 @@ from ..encodings import catalogue
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..encodings.grid_catalogue import GRIDS
-from . import rows as row_search
+from . import sequence
 from .candidates import Candidate, SearchResult, Template, rank_candidates
 from .explain import channels_of, readings, wave_of
 from .fit import WELL, Channels, Fit, Noise, Samples, find, scattered, windows
-from .table import Refused, Table, angle_errors, grid_coordinates
+from .stored_table import Refused, Table, angle_errors, grid_coordinates
 
 STARTS = (0, 1, 2)
 NO_AXIS = -1
@@ -218,14 +218,14 @@ def _options(
             yield Option({} if start == template.start else {"start": start}, float(start != template.start), True)
     if known or len(samples.rows) < SHORTEST:
         return
-    key = (where, row_search.key_of(channels))
+    key = (where, sequence.key_of(channels))
     if key not in fits:
-        attempts = (find(samples, channels, noise, window, row_search.RATES) for window in windows(samples)[:1])
+        attempts = (find(samples, channels, noise, window, sequence.RATES) for window in windows(samples)[:1])
         fits[key] = [fit for fit in attempts if fit and fit.error < WELL * abs(fit.wave.amplitude)]
     for fit in fits[key]:
         if wave.decay * fit.wave.decay >= 0:
             for reading in readings(template, fit, samples, noise, channels):
-                yield Option(reading.fields, reading.cost, row_search.certain(template, reading.fields, fit))
+                yield Option(reading.fields, reading.cost, sequence.certain(template, reading.fields, fit))
 
 
 def _joined(grid: GridEncoding, chosen: tuple[Option, ...], lines: Lines) -> Iterator[tuple[dict[str, Any], float]]:
@@ -257,7 +257,7 @@ def _custom(table: Table, lines: Lines, extra: int) -> Candidate | None:
         for axis in range(number):
             line = lines.values[axis][:, columns[axis]]
             try:
-                result = row_search.search(Table(line.to(table.storage)))
+                result = sequence.search(Table(line.to(table.storage)))
             except Refused:
                 break
             if not result.fitting or not isinstance(result.fitting[0].candidate.encoding, Encoding):

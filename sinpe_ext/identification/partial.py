@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from . import grid as grid_search
-from . import rows as row_search
+from . import sequence
 from .candidates import SearchResult
-from .table import MOST_CHANNELS, Refused, Table
+from .stored_table import MOST_CHANNELS, Refused, Table
 
 FIRST_ROWS = 64
 
@@ -107,7 +107,7 @@ def _whole(view: View, *, strict: bool = False) -> SearchResult:
         table.offset = view.offset
         if view.grid is not None:
             return grid_search.search(table, view.grid)
-        return row_search.search(table, known=view.known, strict=strict)
+        return sequence.search(table, known=view.known, strict=strict)
     except Refused as refusal:
         return SearchResult(reason=str(refusal))
 

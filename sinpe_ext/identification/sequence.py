@@ -31,7 +31,7 @@ from .fit import (
     tolerance_of,
     windows,
 )
-from .table import NO_SINUSOIDS, Refused, Table, angle_errors, has_sinusoids
+from .stored_table import NO_SINUSOIDS, Refused, Table, angle_errors, has_sinusoids
 
 STARTS = (0, 1, 2)
 FEWEST_ROWS, FEWEST_VALUES = 6, 24  # for a fit of four parameters; with pairs of sin and cos two rows are enough
