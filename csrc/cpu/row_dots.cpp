@@ -12,29 +12,33 @@ class TileDots {
   TileDots(const sinpe_add_arguments& a, const Shape& shape, const double* angular_frequencies)
       : a_(a),
         shape_(shape),
-        angular_frequencies_(angular_frequencies),
         padding_(a, shape),
         rng_offsets_(a.dropout, a.sizes, a.rank),
-        dropout_(dropout_of(a.dropout, rng_offsets_.strides[a.rank - 1])),
-        dropout_scale_(a.dropout.drop_threshold != 0 ? dropout_.scale : 1.0),
-        row_(a.x_strides[a.rank - 2]),
         channel_(a.x_strides[a.rank - 1]) {
+    const Dropout dropout = dropout_of(a.dropout, rng_offsets_.strides[a.rank - 1]);
+    const double factor = a.dropout.drop_threshold != 0 ? dropout.scale : 1.0;
+    options_ = {shape.dim, a.x_strides[a.rank - 2], rng_offsets_.strides[a.rank - 2], angular_frequencies, factor,
+                dropout};
     if (shape.dim > 1 && channel_ != 1) gathered_.resize(static_cast<size_t>(shape.dim));
   }
 
   void operator()(int64_t first, int64_t last, int64_t row, int64_t n, const Real* pe) {
-    const auto dot = row_kernels().of<T>().dot;
-    const int64_t step = rng_offsets_.strides[a_.rank - 2];
+    const auto dots = row_kernels().of<T>().dots;
     for (int64_t slice = first; slice < last; ++slice) {
-      const T* x = static_cast<const T*>(a_.x) + slice_offset(a_, a_.x_strides, slice);
+      const T* x = static_cast<const T*>(a_.x) + slice_offset(a_, a_.x_strides, slice) + row * options_.row_stride;
       const uint64_t rng_offset =
-          rng_offsets_.base + static_cast<uint64_t>(slice_offset(a_, rng_offsets_.strides, slice));
-      double* out = static_cast<double*>(a_.out) + slice * shape_.rows;
-      for (int64_t r = row; r < row + n; ++r) {
-        out[r] = padding_.at(slice, r)
-                     ? 0.0
-                     : dropout_scale_ * dot(dense(x + r * row_), pe + (r - row) * shape_.dim, angular_frequencies_,
-                                            shape_.dim, dropout_, rng_offset + static_cast<uint64_t>(r * step));
+          rng_offsets_.base +
+          static_cast<uint64_t>(slice_offset(a_, rng_offsets_.strides, slice) + row * options_.rng_step);
+      double* out = static_cast<double*>(a_.out) + slice * shape_.rows + row;
+      if (a_.padding_mask == nullptr && gathered_.empty()) {
+        dots(x, pe, out, n, rng_offset, options_);
+        continue;
+      }
+      for (int64_t r = 0; r < n; ++r) {
+        out[r] = 0.0;
+        if (padding_.at(slice, row + r)) continue;
+        dots(dense(x + r * options_.row_stride), pe + r * shape_.dim, out + r, 1,
+             rng_offset + static_cast<uint64_t>(r * options_.rng_step), options_);
       }
     }
   }
@@ -48,12 +52,10 @@ class TileDots {
 
   const sinpe_add_arguments& a_;
   const Shape& shape_;
-  const double* angular_frequencies_;
   Padding padding_;
   RngOffsets rng_offsets_;
-  Dropout dropout_;
-  double dropout_scale_;
-  int64_t row_, channel_;
+  DotOptions options_;
+  int64_t channel_;
   std::vector<T> gathered_;
 };
 

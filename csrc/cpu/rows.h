@@ -79,6 +79,15 @@ struct StreamOptions {
 // streams take 7 % longer (Xeon). In place, two take a fifth longer than four, on one thread (Zen 4).
 constexpr int kAddSlices = 2, kAddSlicesInPlace = 4;
 
+// What the dot products of rows have in common. Rows of x are row_stride elements apart, RNG offsets rng_step; weights may
+// be null: ones.
+struct DotOptions {
+  int64_t dim, row_stride, rng_step;
+  const double* weights;
+  double factor;
+  Dropout dropout;
+};
+
 // The kernels for elements of type T, in rows_direct.inc, rows_rotate.inc, rows_stream.inc and, from `add` on,
 // rows_apply.inc. float64 has no `rotate` and `stream`, 16-bit types no `direct`.
 template <class T>
@@ -101,10 +110,9 @@ struct KernelsOf {
   // ignored with dropout, and without a row.
   void (*add)(const T* const* x, const Real* row, T* const* out, int count, int64_t n, Real scale,
               const Dropout& dropout, const uint64_t* rng_offset, Stores stores);
-  // The sum of x[i] * row[i] * weights[i] over the elements that are not dropped, in double, without the factor
-  // 1 / (1 - p), which the caller applies. weights may be null: ones.
-  double (*dot)(const T* x, const Real* row, const double* weights, int64_t n, const Dropout& dropout,
-                uint64_t rng_offset);
+  // For each of n rows: out[r] = factor * the sum of x[r][i] * rows[r][i] * weights[i] over the elements that are not
+  // dropped, in double. rng_offset is the RNG offset of the first element, not read without dropout.
+  void (*dots)(const T* x, const Real* rows, double* out, int64_t n, uint64_t rng_offset, const DotOptions& options);
   // sum[i] += x[i] for the elements that are not dropped.
   void (*accumulate)(const T* x, Real* sum, int64_t n, const Dropout& dropout, uint64_t rng_offset);
   // out[i] = factor * row[i], rounded to Real, then to T.

@@ -115,7 +115,9 @@ void test_kernels(const sinpe::RowKernels& set) {
                 keep ? static_cast<double>(sinpe::to_float(x[i])) * static_cast<double>(row[i]) : 0.0;
           }
           const double want = even_sums(dots) + even_sums(dots + 1);
-          const double dot = kernels.dot(x.data(), row.data(), nullptr, n, dropout, first);
+          double dot;
+          const sinpe::DotOptions options{n, n, 0, nullptr, 1.0, dropout};
+          kernels.dots(x.data(), row.data(), &dot, 1, first, options);
           CHECK(want != want ? dot != dot : dot == want);
         }
       }
