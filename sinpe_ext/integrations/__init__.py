@@ -99,8 +99,8 @@ class Report(list[Swap]):
     def __str__(self) -> str:
         if not self:
             return (
-                "none recognized: no tensor of this model holds a sinusoidal table, and no module computes one in a "
-                "way that swap knows"
+                "none recognized: no tensor of this model holds a sinusoidal table, and no module is of a class that "
+                "computes one and that swap knows"
             )
         head = f"{len(self.swapped)} swapped, {len(self.left)} left alone"
         head += f", largest difference {self.difference:.2g}" if self.swapped else ""
@@ -143,9 +143,9 @@ def swap(
 
     `swap` recognizes the modules of transformers and fairseq that look up rows by token, and the sine embeddings for
     images of transformers; Timesteps, PatchEmbed and CogVideoXPatchEmbed of diffusers; ScaledSinusoidalEmbedding of
-    x-transformers and the modules of positional-encodings. From any source and with any class name, it also recognizes
-    a frozen nn.Embedding that holds sinusoids; modules that add or return rows of a table that `identify` recognizes;
-    and modules that compute the encodings of timesteps in forward or in a method that forward calls.
+    x-transformers, the modules of positional-encodings, and the timesteps of DiT and of lucidrains' diffusion models.
+    From any source and with any class name, it also recognizes a frozen nn.Embedding that holds sinusoids, and modules
+    that add or return rows of a table that `identify` recognizes.
 
     Every replacement is verified on a copy first: a module is replaced only if tables and outputs agree, otherwise the
     entry has the reason. Names in the state dict, parameters, hooks, `isinstance`, signatures and references to the

@@ -12,7 +12,7 @@ import inspect
 import re
 import types
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -135,46 +135,31 @@ def _rebuild(mixin: Any, base: Any, replaces: str = "forward") -> Any:
     return made.__new__(made)
 
 
-def isolated_copy(module: Any, as_it_is: bool = False, memo: dict[int, Any] | None = None) -> Any:
-    """A copy of a module with its own tensors, containers and children, in evaluation mode and without hooks.
-
-    Its code can be run without affecting the module: whatever it sets or modifies belongs to the copy.
-
-    Args:
-        as_it_is: keep the mode, training or evaluation, of the module.
-        memo: objects copied already, so that what is shared inside the module is shared inside the copy.
-    """
-    kind: Any = type(module)
-    copy = kind.__new__(kind)
-    memo = {} if memo is None else memo
-    copy.__dict__ = dict(module.__dict__)
-    for name, value in module.__dict__.items():
-        if name in ("_parameters", "_buffers") or name not in INTERNAL:
-            copy.__dict__[name] = copy_mutable(value, memo)
-    copy.__dict__["_non_persistent_buffers_set"] = set(module.__dict__["_non_persistent_buffers_set"])
-    for name in _HOOKS:
-        copy.__dict__[name] = type(copy.__dict__[name])()
-    children = module.__dict__["_modules"]
-    copy.__dict__["_modules"] = {
-        name: None if child is None else isolated_copy(child, as_it_is, memo) for name, child in children.items()
-    }
-    copy.__dict__["training"] = as_it_is and module.training
-    return copy
+def isolated_copy(module: Any) -> Any:
+    """A deep copy of a module in evaluation mode and without hooks: its code can be run without affecting the
+    module."""
+    # deepcopy would also copy the objects to which hooks are bound; it takes what is in the memo as copied already.
+    members = [vars(each)[name] for each in module.modules() for name in _HOOKS]
+    with torch.inference_mode(False), torch.no_grad():
+        made = copy.deepcopy(module, {id(hooks): type(hooks)() for hooks in members})
+    for each in made.modules():
+        each.__dict__["training"] = False
+    return made
 
 
 def swapped_copy(
     module: nn.Module, mixin: type[DropIn], encoding: Any, tables: tuple[str, ...], options: dict[str, Any]
 ) -> Any:
     """An `isolated_copy` of a module on which the replacement has been made, with its own tables."""
-    copy = isolated_copy(module)
-    copy.__class__ = class_of(mixin, type(module), options.get("_sinpe_replaces", "forward"))
-    copy.__dict__.update(_sinpe_encoding=encoding, _sinpe_tables=tables, **options)
-    copy._sinpe_ready()
+    made = isolated_copy(module)
+    made.__class__ = class_of(mixin, type(module), options.get("_sinpe_replaces", "forward"))
+    made.__dict__.update(_sinpe_encoding=encoding, _sinpe_tables=tables, **options)
+    made._sinpe_ready()
     for name in tables:
-        tensor = tensor_of(copy, name)
+        tensor = tensor_of(made, name)
         if tensor is not None:
-            write(copy, name, copy._sinpe_rows(name, tensor), in_place=False)
-    return copy
+            write(made, name, made._sinpe_rows(name, tensor), in_place=False)
+    return made
 
 
 def apply_replacement(module: nn.Module, tried: Any) -> None:
@@ -223,159 +208,47 @@ def write(module: Any, name: str, rows: Tensor, *, in_place: bool) -> None:
 
 INTERNAL = frozenset(vars(nn.Module())) - {"_parameters", "_buffers"}  # hooks, children, training
 SIMPLE = (bool, int, float, str, type(None), torch.dtype, torch.device, types.FunctionType)
-MOST = 256  # largest number of values inside objects that are changed one by one
 
 
-def copy_mutable(value: Any, memo: dict[int, Any]) -> Any:
-    """A copy of everything that code could modify: tensors, containers, generators and plain objects; the rest is
-    shared.
-
-    Args:
-        memo: the copies by id of the original; also holds the originals, so that no id is reused.
-    """
-    if id(value) in memo:
-        return memo[id(value)][1]
-    made: Any
-    if isinstance(value, Tensor):
-        if type(value) not in (Tensor, nn.Parameter):
-            return value  # quantised, distributed or uninitialised: modules with such tensors are not supported
-        with torch.inference_mode(False), torch.no_grad():
-            made = value.detach().clone()
-        if type(value) is nn.Parameter:
-            made = nn.Parameter(made, requires_grad=value.requires_grad)
-        elif value.requires_grad:
-            made.requires_grad_()
-    elif isinstance(value, torch.Generator):
-        made = torch.Generator(value.device)
-        made.set_state(value.get_state())
-    elif isinstance(value, dict):
-        made = copy.copy(value)
-        memo[id(value)] = (value, made)
-        made.update({key: copy_mutable(item, memo) for key, item in value.items()})
-    elif type(value) is list:
-        made = []
-        memo[id(value)] = (value, made)
-        made.extend(copy_mutable(item, memo) for item in value)
-    elif type(value) in (tuple, set, frozenset):
-        made = type(value)([copy_mutable(item, memo) for item in value])
-    elif _is_object(value):
-        try:
-            made = copy.copy(value)
-            memo[id(value)] = (value, made)
-            for name, item in vars(value).items():
-                made.__dict__[name] = copy_mutable(item, memo)
-        except Exception:  # an object that cannot be copied is shared
-            made = value
-    else:
-        return value
-    memo[id(value)] = (value, made)
-    return made
+def members(module: nn.Module) -> dict[str, Any]:
+    """A module's own attributes, parameters and buffers by name, except those of nn.Module and of a drop-in."""
+    own = {key: value for key, value in vars(module).items() if key not in INTERNAL | {"_parameters", "_buffers"}}
+    every = {**module._parameters, **module._buffers, **own}
+    return {key: value for key, value in every.items() if not key.startswith("_sinpe")}
 
 
-def _is_object(value: Any) -> bool:
-    """Whether a value is an instance of a user's class with attributes, such as a configuration."""
-    other = (nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType)
-    return hasattr(value, "__dict__") and not isinstance(value, other)
+def unknown_member(module: nn.Module, known: tuple[str | None, ...]) -> str:
+    """The name of a tensor, container or object of a module, except the known ones, on which its forward may depend;
+    "" if there is none. The children may only be those that are the identity in evaluation mode."""
+    others = [key for key, value in members(module).items() if key not in known and not _simple(value)]
+    others += [name for name, child in module.named_children() if type(child) not in (nn.Dropout, nn.Identity)]
+    return others[0] if others else ""
 
 
-def same(a: Any, b: Any, without: tuple[str, ...] = (), seen: set[tuple[int, int]] | None = None) -> bool:
-    """Whether two states hold equal values; `without` has the names of attributes of a module that may differ."""
-    seen = set() if seen is None else seen
-    if a is b or (id(a), id(b)) in seen:
-        return True
-    seen.add((id(a), id(b)))
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        alike = a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
-        return alike and bool(((a == b) | ((a != a) & (b != b))).all())
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, nn.Module):
-        first, second = ({**_held(module), "": module._modules} for module in (a, b))
-        for name in without:
-            first.pop(name, None), second.pop(name, None)
-        return same(first, second, (), seen)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key], (), seen) for key in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(same(x, y, (), seen) for x, y in zip(a, b, strict=True))
-    if isinstance(a, torch.Generator):
-        return torch.equal(a.get_state(), b.get_state())
-    if _is_object(a):
-        return same(vars(a), vars(b), (), seen)
-    try:
-        return bool(a == b)
-    except Exception:
-        return False
+def is_unchanged(module: nn.Module, called: nn.Module, tables: tuple[str, ...]) -> bool:
+    """Whether a copy of a module that has been called is as the module, except for its tables, which some modules
+    extend or convert."""
+    before, after = ({k: v for k, v in members(each).items() if k not in tables} for each in (module, called))
+    return before.keys() == after.keys() and all(
+        torch.equal(value, after[key]) if isinstance(value, Tensor) else value == after[key]
+        for key, value in before.items()
+    )
 
 
-def _held(module: nn.Module) -> dict[str, Any]:
-    """A module's own attributes, parameters and buffers by name."""
-    attrs = {key: value for key, value in vars(module).items() if key not in INTERNAL | {"_parameters", "_buffers"}}
-    return {**module._parameters, **module._buffers, **attrs}
-
-
-def settings(module: nn.Module, without: tuple[str, ...] = ()) -> tuple[tuple[str, Any], ...]:
+def settings(module: nn.Module) -> tuple[tuple[str, Any], ...]:
     """The simple values, (name, value), that a forward can read from a module or its classes."""
     attrs: dict[str, Any] = {}
     for made in reversed(type(module).__mro__[: type(module).__mro__.index(nn.Module)]):
         attrs.update({key: value for key, value in vars(made).items() if not isinstance(value, types.FunctionType)})
-    attrs.update(vars(module))
+    attrs.update(members(module))
     return tuple(
-        (key, value)
-        for key, value in attrs.items()
-        if _simple(value)
-        and key not in INTERNAL
-        and key not in without
-        and not key.startswith(("__", "_is_", "_sinpe"))
+        (key, value) for key, value in attrs.items() if _simple(value) and not key.startswith(("__", "_is_", "_sinpe"))
     )
 
 
 def _simple(value: Any) -> bool:
     """Whether a value is of a type in SIMPLE, or a tuple of such values."""
     return type(value) in SIMPLE or (type(value) is tuple and all(map(_simple, value)))
-
-
-def inner(module: nn.Module) -> Iterator[tuple[Any, ...]]:
-    """Yields the paths to values that `settings` does not contain: tensors, and numbers inside containers and
-    objects."""
-    seen: set[int] = set()
-
-    def walk(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-        if isinstance(value, Tensor) or (len(path) > 1 and isinstance(value, (bool, int, float))):
-            yield path
-        elif id(value) not in seen and (isinstance(value, (dict, list)) or _is_object(value)):
-            seen.add(id(value))
-            items = _inside(value)
-            for key, item in items.items() if isinstance(items, dict) else enumerate(items):
-                yield from walk(item, (*path, key))
-
-    for name, value in _held(module).items():
-        yield from walk(value, (name,))
-
-
-def _inside(value: Any) -> Any:
-    """The items of a container, or the attributes of an object."""
-    return value if isinstance(value, (dict, list)) else vars(value)
-
-
-def changed(module: nn.Module, path: tuple[Any, ...]) -> None:
-    """Replaces the value at a path of a module, which is an `isolated_copy`, by another one."""
-    holder: Any = next((held for held in (module._parameters, module._buffers) if path[0] in held), vars(module))
-    for key in path[:-1]:
-        holder = _inside(holder[key])
-    value = holder[path[-1]]
-    if not isinstance(value, Tensor):
-        holder[path[-1]] = other(value)
-    elif value.dtype == torch.bool:
-        holder[path[-1]] = ~value
-    else:
-        made = value.detach() * 2 + 1
-        holder[path[-1]] = nn.Parameter(made, value.requires_grad) if isinstance(value, nn.Parameter) else made
-
-
-def other(value: Any) -> Any:
-    """A different number of the same type."""
-    return not value if isinstance(value, bool) else value * 2 + 1
 
 
 # ----------------------------------------------------------------------------------------------------------- families
@@ -399,6 +272,7 @@ class Candidate:
         options: further attributes of the drop-in, whose names begin with _sinpe_.
         form: what the module does with the rows, as a short text.
         stateless: whether a call must not change the module, except its tables, which some modules extend or convert.
+        recognized: how the module was recognized, if it is reported with the reason why it is left alone.
     """
 
     mixin: type[DropIn]
@@ -408,6 +282,7 @@ class Candidate:
     options: dict[str, Any] = field(default_factory=dict)
     form: str = ""
     stateless: bool = False
+    recognized: str = ""
 
 
 @dataclass

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
@@ -29,6 +29,9 @@ class Probe:
         reported: whether its difference counts for the report; False if it only measures 16-bit rounding.
         slack: factor of the allowed error, if the old code rounds more than angles (normalised positions).
         rounds: the dtype to which the old code rounds products, if its output has a wider one.
+        dropout: calls in training mode with this probability of its children's dropout, with gradients; None: in
+            evaluation mode, without.
+        method: the method that is called.
     """
 
     args: tuple[Any, ...] = ()
@@ -37,6 +40,18 @@ class Probe:
     slack: float = 1.0
     reported: bool = True
     rounds: torch.dtype | None = None
+    dropout: float | None = None
+    method: str = "forward"
+
+    def call(self, module: Any) -> Any:
+        """The output of a module, a copy."""
+        in_training = self.dropout is not None
+        for each in module.modules():
+            each.__dict__["training"] = in_training
+            if in_training and isinstance(each, nn.Dropout):
+                each.__dict__["p"] = self.dropout
+        with quiet(), torch.set_grad_enabled(in_training):
+            return getattr(module, self.method)(*self.args, **self.kwargs)
 
 
 class Differs(Exception):
@@ -101,21 +116,23 @@ def table_limit(rows: Tensor, encoding: Encoding | GridEncoding, dtype: torch.dt
 
 def compare(old: Any, new: Any, probe: Probe, encoding: Encoding | GridEncoding) -> float:
     """The largest difference between the outputs of two modules. Raises Differs if it is larger than allowed."""
-    with quiet():
-        try:
-            before = old.forward(*probe.args, **probe.kwargs)
-        except Exception as problem:
-            raise Differs(f"its forward could not be run: {_line(problem)}") from problem
-        try:
-            after = new.forward(*probe.args, **probe.kwargs)
-        except Exception as problem:
-            raise Differs(f"the drop-in's forward could not be run: {_line(problem)}") from problem
+    try:
+        before = probe.call(old)
+    except Exception as problem:
+        raise Differs(f"its {probe.method} could not be run: {_line(problem)}") from problem
+    try:
+        after = probe.call(new)
+    except Exception as problem:
+        raise Differs(f"the drop-in's {probe.method} could not be run: {_line(problem)}") from problem
     apart = difference(before, after)
+    if probe.dropout is not None and before.requires_grad != after.requires_grad:
+        raise Differs("no gradient reaches x through it")
     size = float(before.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) if before.numel() else 0.0
     kinds = (before.dtype, before.dtype if probe.rounds is None else probe.rounds)
     limit = max(allowed(encoding, probe.position, kind, max(size, 1.0)) for kind in kinds) * probe.slack
     if not apart <= limit:
-        raise Differs(f"the output would differ by {apart:.2g}, where float32 angles explain {limit:.2g}")
+        mode = "" if probe.dropout is None else " in training"
+        raise Differs(f"the output would differ{mode} by {apart:.2g}, where float32 angles explain {limit:.2g}")
     return apart
 
 

@@ -1,9 +1,8 @@
 """Modules that belong to no known library but own a table that `identify` recognizes.
 
 Every tensor of rows in a module is examined, whatever its name: a test of a few rows rules out learned weights in a
-fraction of a millisecond, and `identify` decides about the other tensors. What the forward computes cannot be read from
-its code, so it is run: with zeros the output shows the rows and their order, with noise the factor of x, and with a
-dropout of 1 where dropout is applied. The result is then verified like any other drop-in.
+fraction of a millisecond, and `identify` decides about the other tensors. What the forward does with the rows has to be
+one of a few known forms (`plain_forms.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ..encodings.encoding import Encoding
 from ..identification import Match, Matches, identify
 from .dropin import REPLACED, ROTARY, SINUSOIDAL, Candidate, Left, half_rotary, owner, parameters, tensor_of
 from .measure import Probe
-from .plain_forms import form_of
+from .plain_forms import forms_of
 from .transformers import EmbeddingRows
 
 # A tensor with such a name is passed to `identify` without being sampled first, and is reported if its values cannot be
@@ -272,7 +271,7 @@ def _with_match(
         return Left(problem, encoding)
     assert tensor_of(module, key) is not None
     flat = rows.detach().reshape(-1, rows.shape[-1])
-    return form_of(module, key, flat, turned, encoding, trained[0] if trained else None, recognized)
+    return forms_of(module, key, flat, turned, encoding, trained[0] if trained else None, recognized)
 
 
 def _passes(child: nn.Module) -> bool:

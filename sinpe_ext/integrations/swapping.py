@@ -16,10 +16,10 @@ from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..encodings.grid_catalogue import GRIDS
 from . import dropin, measure
-from .computed import called_of, computed_of
+from .computed import computed_of
 from .detr import pictures_of
 from .diffusers import diffusion_of
-from .dropin import MODES, REPLACED, ROTARY, SINUSOIDAL, Candidate, DropIn, Left, same
+from .dropin import MODES, REPLACED, ROTARY, SINUSOIDAL, Candidate, DropIn, Left, is_unchanged
 from .plain import plain_of
 from .transformers import rows_of
 
@@ -89,8 +89,8 @@ def _plan(module: nn.Module, name: str, above: Sequence[nn.Module], angle: str, 
 
 
 def _recognized(module: nn.Module, name: str, above: Sequence[nn.Module]) -> list[Candidate] | Left | None:
-    """Candidates for a module: first by the interface of known libraries, then by the values of its tables, then by
-    what it computes, last by its name."""
+    """Candidates for a module: first by the interface of known libraries, then by the values of its tables, last
+    by its name."""
     ways: tuple[Callable[[nn.Module], list[Candidate] | Left | None], ...] = (
         rows_of,
         pictures_of,
@@ -102,11 +102,6 @@ def _recognized(module: nn.Module, name: str, above: Sequence[nn.Module]) -> lis
         if candidates is not None:
             return candidates
     left = plain_of(module, name, above)
-    if isinstance(left, list) or (left is not None and left.encoding is not None):
-        return left
-    candidates = called_of(module)
-    if isinstance(candidates, list) or left is None:
-        left = candidates
     kind = type(module).__name__
     if left is None and SINUSOIDAL.search(kind) and not ROTARY.search(kind) and not list(module.children()):
         return Left("it looks sinusoidal by its name; there is no drop-in for its class, and no table was recognized")
@@ -153,7 +148,7 @@ def _measured(module: nn.Module, name: str, candidate: Candidate, mode: str, opt
                 module
             )  # a new copy each time: some modules convert or replace their table in a call
             difference = measure.compare(old, tried, probe, encoding)
-            if candidate.stateless and not same(dropin.isolated_copy(module), old, candidate.tables):
+            if candidate.stateless and not is_unchanged(module, old, candidate.tables):
                 raise measure.Differs("its forward changes the module: it keeps a state from call to call")
             apart.append(difference if probe.reported else 0.0)
     except measure.Differs as problem:
@@ -166,6 +161,8 @@ def _measured(module: nn.Module, name: str, candidate: Candidate, mode: str, opt
         plan.left = f"it could not be tried: {type(problem).__name__}: {str(problem)[:160]}"
     else:
         plan.tried, plan.difference = tried, max(apart)
+    if plan.left and candidate.recognized:
+        plan.left = f"{candidate.recognized}, but {plan.left}"
     return plan
 
 

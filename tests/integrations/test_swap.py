@@ -49,9 +49,10 @@ ids = pytest.mark.parametrize(("kind", "form", "shape", "convention"), SERVED, i
 
 
 def given(shape: tuple, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn([length if n is None else n for n in shape], generator=torch.Generator().manual_seed(3)).to(
-        dtype
-    )
+    sizes, generator = [length if n is None else n for n in shape], torch.Generator().manual_seed(3)
+    if shape[-1] is None:
+        return torch.randint(0, 99, sizes, generator=generator)  # ids
+    return torch.randn(sizes, generator=generator).to(dtype)
 
 
 @ids
@@ -260,17 +261,21 @@ def test_wrong_checkpoint_warns() -> None:
         new.load_state_dict({"pe": rows[:, :5]})
 
 
-def test_calls_that_the_old_module_rejected() -> None:
-    new = BatchFirst(0.0)
+def test_calls_that_were_not_verified_run_the_old_forward() -> None:
+    old, new = BatchFirst(0.0), BatchFirst(0.0)
     swap(new)
+    for x in (torch.ones(1, 5, 5, DIM), torch.ones(2, 3, DIM, dtype=torch.int64)):
+        assert new(x).dtype == old(x).dtype and float((new(x) - old(x)).abs().max()) <= LIMIT
     for args, kwargs, error in (
-        ((torch.zeros(2, 3, 4, DIM),), {}, ValueError),
+        ((torch.zeros(2, 3, DIM + 1),), {}, RuntimeError),
+        ((torch.zeros(2, 3, 4, DIM),), {}, RuntimeError),
         ((torch.zeros(2, 3, DIM), 1), {}, TypeError),
         ((), {"y": torch.zeros(2, 3, DIM)}, TypeError),
         ((), {}, TypeError),
     ):
-        with pytest.raises(error, match="x: expected"):
-            new(*args, **kwargs)
+        for module in (old, new):
+            with pytest.raises(error):
+                module(*args, **kwargs)
 
 
 def test_under_autocast_and_without_gradients() -> None:

@@ -55,30 +55,32 @@ def ids(words: Any) -> Any:
     return forward
 
 
-STATE, INSIDE = "keeps a state", "which a drop-in would not follow"
+STATE, MAY_DEPEND, NEITHER = "keeps a state", "may depend", "neither a sum"
 LEFT = {
     # what the forward does with x: (module, reason)
-    "layer norm of x": (custom(lambda m, x: F.layer_norm(x, (DIM,)) + rows(m, x)), "not a multiple of x"),
-    "centred x": (custom(lambda m, x: x - x.mean(-1, keepdim=True) + rows(m, x)), "not a multiple of x"),
-    "x by its deviation": (custom(lambda m, x: x * x.std() + rows(m, x)), "multiplies x by|would differ"),
-    "no row of padding": (custom(ids(lambda m: 1)), "something else with x"),
-    "padding by an attribute": (custom(ids(lambda m: m.pad), pad=40404), "something else with x"),
-    "no row where x is zero": (custom(lambda m, x: rows(m, x)[..., :8] * (x[..., :1] != 0)), "is recognized"),
+    "layer norm of x": (custom(lambda m, x: F.layer_norm(x, (DIM,)) + rows(m, x)), NEITHER),
+    "centred x": (custom(lambda m, x: x - x.mean(-1, keepdim=True) + rows(m, x)), NEITHER),
+    "x by its deviation": (custom(lambda m, x: x * x.std() + rows(m, x)), NEITHER),
+    "no row of padding": (custom(ids(lambda m: 1)), "would differ|neither"),
+    "padding by an attribute": (custom(ids(lambda m: m.pad), pad=40404), "would differ"),
+    "no row where x is zero": (custom(lambda m, x: rows(m, x) * (x[..., :1] != 0)), "would differ"),
     "a step": (custom(step, step=0), STATE),
-    "a step in a buffer": (custom(storing(lambda m, x: m.b_calls.add_(1)), b_calls=torch.zeros(1)), STATE),
+    "a step in a buffer": (custom(storing(lambda m, x: m.b_calls.add_(1)), b_calls=torch.zeros(1)), MAY_DEPEND),
     "a step in training": (custom(storing(lambda m, x: setattr(m, "n", m.n + m.training)), n=0), STATE),
-    "a list": (custom(storing(lambda m, x: m.seen.append(1)), seen=[]), STATE),
+    "a list": (custom(storing(lambda m, x: m.seen.append(1)), seen=[]), f"`seen`.*{MAY_DEPEND}"),
     "the longest so far": (custom(storing(lambda m, x: setattr(m, "most", max(m.most, x.size(1)))), most=5), STATE),
-    "its rows written to": (custom(storing(lambda m, x: m.pe.mul_(0.5))), STATE),
+    "its rows written to": (custom(storing(lambda m, x: m.pe.mul_(0.5))), "would differ|neither"),
     "clamped at 6": (custom(lambda m, x: (x + rows(m, x)).clamp(-6, 6)), "would differ"),
     "clamped at 3000": (custom(lambda m, x: (x + rows(m, x)).clamp(-3000, 3000)), "would differ"),
-    "a factor in a buffer": (custom(lambda m, x: x * m.b_w + rows(m, x), b_w=torch.tensor(4.0)), f"b_w.*{INSIDE}"),
-    "a bias of zeros": (custom(lambda m, x: x + rows(m, x) + m.b, b=torch.zeros(DIM)), f"`b`.*{INSIDE}"),
+    "scaled in training": (custom(lambda m, x: m.dropout(x * (1 + m.training) + rows(m, x))), "differ in training"),
+    "a factor in a buffer": (custom(lambda m, x: x * m.b_w + rows(m, x), b_w=torch.tensor(4.0)), f"b_w.*{MAY_DEPEND}"),
+    "a bias of zeros": (custom(lambda m, x: x + rows(m, x) + m.b, b=torch.zeros(DIM)), f"`b`.*{MAY_DEPEND}"),
     "a configuration": (
         custom(lambda m, x: m.config.w * x + rows(m, x), config=types.SimpleNamespace(w=1.0)),
-        rf"config\.w.*{INSIDE}",
+        f"`config`.*{MAY_DEPEND}",
     ),
-    "a dictionary": (custom(lambda m, x: x + rows(m, x, m.at["at"]), at={"at": 0}), rf"at\.at.*{INSIDE}"),
+    "a dictionary": (custom(lambda m, x: x + rows(m, x, m.at["at"]), at={"at": 0}), f"`at`.*{MAY_DEPEND}"),
+    "an unused factor": (custom(lambda m, x: x + rows(m, x), gain=nn.Parameter(torch.ones(1))), NEITHER),
 }
 
 
@@ -114,35 +116,29 @@ def test_trials_do_not_modify_user_tensors() -> None:
 
 
 CHANGED = {
-    # attributes, forward, later changes, equivalent arguments of add (None: the module's own forward runs)
-    "factor of x": ({"w": 4.0}, lambda m, x: m.w * x + rows(m, x), {"w": 2.5}, {"scale": 2.5}),
-    "factor of x, 1": ({"w": 1.0}, lambda m, x: m.w * x + rows(m, x), {"w": 2.5}, {"scale": 2.5}),
-    "square root": ({"width": 9}, lambda m, x: m.width**0.5 * x + rows(m, x), {"width": 4}, {"scale": 2.0}),
-    "of rows": ({"w": 0.5}, lambda m, x: x + m.w * rows(m, x), {"w": 2.0}, {"alpha": 2.0}),
-    "of both": ({"w": 2.0}, lambda m, x: m.w * (x + rows(m, x)), {"w": 0.5}, {"scale": 0.5, "alpha": 0.5}),
-    "two": (
-        {"a": 2.0, "b": 2.0},
-        lambda m, x: m.a * x + m.b * rows(m, x),
-        {"a": 3.0, "b": 5.0},
-        {"scale": 3.0, "alpha": 5.0},
-    ),
-    "offset": ({"offset": 0}, lambda m, x: x + rows(m, x, m.offset), {"offset": 7}, None),
-    "flag": ({"on": True}, lambda m, x: x + rows(m, x) * m.on, {"on": False}, None),
-    "word": ({"how": "sum"}, lambda m, x: x + rows(m, x) if m.how == "sum" else x, {"how": "none"}, None),
-    "bound": ({"most": 1e9}, lambda m, x: (x + rows(m, x)).clamp(max=m.most), {"most": 0.5}, None),
+    # attributes, forward, later changes
+    "factor of x": ({"w": 4.0}, lambda m, x: m.w * x + rows(m, x), {"w": 2.5}),
+    "factor of x, 1": ({"w": 1.0}, lambda m, x: m.w * x + rows(m, x), {"w": 2.5}),
+    "square root": ({"width": 9}, lambda m, x: m.width**0.5 * x + rows(m, x), {"width": 4}),
+    "of rows": ({"w": 0.5}, lambda m, x: x + m.w * rows(m, x), {"w": 2.0}),
+    "of both": ({"w": 2.0}, lambda m, x: m.w * (x + rows(m, x)), {"w": 0.5}),
+    "two": ({"a": 2.0, "b": 2.0}, lambda m, x: m.a * x + m.b * rows(m, x), {"a": 3.0, "b": 5.0}),
+    "offset": ({"offset": 0}, lambda m, x: x + rows(m, x, m.offset), {"offset": 7}),
+    "flag": ({"on": True}, lambda m, x: x + rows(m, x) * m.on, {"on": False}),
+    "word": ({"how": "sum"}, lambda m, x: x + rows(m, x) if m.how == "sum" else x, {"how": "none"}),
+    "bound": ({"most": 1e9}, lambda m, x: (x + rows(m, x)).clamp(max=m.most), {"most": 0.5}),
 }
 
 
 @pytest.mark.parametrize("name", CHANGED)
 def test_attributes_are_read_at_each_call(name: str, backend: str) -> None:
-    held, forward, changes, arguments = CHANGED[name]
+    held, forward, changes = CHANGED[name]
     old, new = custom(forward, **held), custom(forward, **held)
     swap(new, strict=True)
     x = torch.randn(2, 9, DIM, generator=torch.Generator().manual_seed(5))
     for module in (old, new):
         for key, value in changes.items():
             setattr(module, key, value)
-    assert torch.equal(new(x), sinpe.add(x, **arguments) if arguments else old(x)) or arguments is None
     assert float((new(x) - old(x)).abs().max()) <= 5 * LIMIT  # factors of up to 5
     for key, value in held.items():
         setattr(new, key, value)
@@ -154,11 +150,11 @@ def test_attributes_are_read_at_each_call(name: str, backend: str) -> None:
 def test_width_of_the_model_is_read_at_each_call() -> None:
     new = Scaled().eval()
     swap(new, strict=True)
-    new.d_model = 25
     x = torch.randn(2, 9, DIM)
-    assert torch.equal(new(x), sinpe.add(x, scale=5.0))
     new.drop.p = 0.7  # not an attribute of the module itself
-    assert torch.equal(new(x), sinpe.add(x, scale=5.0))
+    assert torch.equal(new(x), sinpe.add(x, scale=4.0))
+    new.d_model = 25
+    assert float((new(x) - sinpe.add(x, scale=5.0)).abs().max()) <= LIMIT
 
 
 def test_rows_in_the_dtype_of_x() -> None:

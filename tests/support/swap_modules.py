@@ -257,22 +257,6 @@ class Conditioner(nn.Module):
         return self.mlp(rows.to(self.mlp[0].weight.dtype))
 
 
-class Clock(nn.Module):
-    """The same with other names: an ordinary method, a keyword argument, and a normalised layer after it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.width, self.period = 16, 500.0
-        self.inner = nn.Linear(16, 8)
-
-    def waves(self, when: Tensor, count: int, *, period: float) -> Tensor:
-        angle = when[:, None] * period ** -(torch.arange(count // 2, device=when.device) / (count // 2))
-        return torch.cat((torch.sin(angle), torch.cos(angle)), -1)
-
-    def forward(self, when: Tensor) -> Tensor:
-        return self.inner(self.waves(when, self.width, period=self.period).to(self.inner.weight)).tanh()
-
-
 class Sinusoids(nn.Module):
     """Like lucidrains' SinusoidalPosEmb: rows of timesteps without a table."""
 
@@ -285,63 +269,6 @@ class Sinusoids(nn.Module):
         frequency = torch.exp(torch.arange(half, device=x.device) * -(math.log(self.theta) / (half - 1)))
         angle = x[:, None] * frequency[None]
         return torch.cat((angle.sin(), angle.cos()), dim=-1)
-
-
-class Waves(nn.Module):
-    """The older version, without theta, with another name."""
-
-    def __init__(self, size: int = DIM) -> None:
-        super().__init__()
-        self.size = size
-
-    def forward(self, time: Tensor) -> Tensor:
-        half = self.size // 2
-        angle = time.unsqueeze(1) * torch.exp(torch.arange(half, device=time.device) * -(math.log(10000) / (half - 1)))
-        return torch.cat([torch.sin(angle), torch.cos(angle)], dim=1)
-
-
-class Columns(nn.Module):
-    """Timesteps as a column, and frequencies in a buffer."""
-
-    def __init__(self, dim: int = DIM) -> None:
-        super().__init__()
-        self.register_buffer("rates", 10000 ** -(torch.arange(0, dim, 2) / dim))
-
-    def forward(self, t: Tensor) -> Tensor:
-        angle = t * self.rates
-        return torch.stack((angle.sin(), angle.cos()), -1).flatten(1)
-
-
-class Thousands(Sinusoids):
-    """Times in 0 .. 1."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(1000.0 * x)
-
-
-class Computes(nn.Module):
-    """Without a table: the sum of x and rows computed for its length."""
-
-    def __init__(self, d_model: int = DIM) -> None:
-        super().__init__()
-        self.d_model, self.dropout = d_model, nn.Dropout(0.1)
-
-    def rows(self, length: int, place: torch.device) -> Tensor:
-        return usual(length, self.d_model).to(place)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(x + self.rows(x.size(1), x.device))
-
-
-class ComputesFirst(nn.Module):
-    """The same for (sequence, batch, channels), rows only, without dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.width = DIM
-
-    def forward(self, x: Tensor) -> Tensor:
-        return usual(len(x), self.width)[:, None]
 
 
 class Scales(nn.Module):
