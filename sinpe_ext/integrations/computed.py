@@ -8,8 +8,10 @@ x-transformers 2.31, x_transformers.py; positional-encodings 6.0, torch_encoding
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,10 +21,26 @@ from ..encodings.catalogue import convention
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..functional import encode, table
-from .dropin import SINUSOIDAL, Candidate, DropIn, Left, has, number, parameters, settings, unknown_member
-from .measure import Probe
+from .dropin import (
+    SINUSOIDAL,
+    VIEWS,
+    Candidate,
+    DropIn,
+    Left,
+    has,
+    has_changed,
+    isolated_copy,
+    number,
+    parameters,
+    settings,
+    unknown_member,
+)
+from .measure import Probe, operators_of
 
 HELD = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+POSITIONS = (torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.float16)
+# The operators that rows of positions consist of. Others, such as a clamp, would have an effect for some positions.
+OPERATORS = VIEWS | {"sin", "cos", "mul", "div", "cat", "stack", "exp", "log", "pow", "neg", "arange", "reciprocal"}
 CLOSE = 2.0**-20  # relative error of float32 frequencies
 DIGITS = 6  # significant digits of a base that is computed from a float32 frequency
 CONVENTIONS = ("t2t", "ddpm", "adm", "paper_concat")  # of timesteps, in the order in which they are tried
@@ -36,25 +54,28 @@ class ComputedRows(DropIn):
             code.
         _sinpe_settings: the module's simple attributes when it was verified. If one has changed since, or a call is of
             another kind than those that were verified, the module's own code is called.
+        _sinpe_dtypes: dtypes of positions, each with that of the rows.
     """
 
     _sinpe_any_signature = True
     _sinpe_settings: tuple[tuple[str, Any], ...] = ()
+    _sinpe_dtypes: Mapping[torch.dtype, torch.dtype] = MappingProxyType({})
 
     def _sinpe_rows(self, name: str, like: Tensor) -> Tensor:
         return frequencies(self._sinpe_encoding, like)
 
     def _sinpe_changed(self) -> bool:
-        return any(getattr(self, name, None) != value for name, value in self._sinpe_settings)
+        return has_changed(self, self._sinpe_settings)
 
     def _sinpe_at(self, positions: Any) -> Tensor | None:
-        """The rows at positions (n,) in the dtype of positions * float32; None for another kind of positions."""
-        if self._sinpe_changed() or type(positions) is not Tensor or positions.dim() != 1:
+        """The rows at positions (n,); None for another kind of positions."""
+        dtype = self._sinpe_dtypes.get(positions.dtype) if type(positions) is Tensor and positions.dim() == 1 else None
+        is_rounded = any(getattr(self, name).dtype != torch.float32 for name in self._sinpe_tables)  # by .half()
+        if dtype is None or is_rounded or self._sinpe_changed():
             return None
-        if positions.dtype in (torch.int64, torch.int32, torch.float32, torch.float64):
-            return encode(positions, self._sinpe_encoding, dtype=torch.promote_types(positions.dtype, torch.float32))
-        # 16 bits at their stored value.
-        return encode(positions.float(), self._sinpe_encoding) if positions.dtype in HELD else None
+        # 16 bits at their stored value; float64 is rounded where the module's own rows are float32.
+        is_wide = positions.dtype.itemsize == 2 or (positions.dtype == torch.float64 and dtype == torch.float32)
+        return encode(positions.float() if is_wide else positions, self._sinpe_encoding, dtype=dtype)
 
 
 class PositionRows(ComputedRows):
@@ -73,7 +94,7 @@ class MethodRows(ComputedRows):
 
     def _sinpe_method(self, t: Any, dim: Any, max_period: Any = 10000) -> Any:
         encoding, rows = self._sinpe_encoding, None
-        if dim == encoding.dim and max_period == encoding.base and type(t) is Tensor and t.dtype != torch.float64:
+        if dim == encoding.dim and max_period == encoding.base:
             rows = self._sinpe_at(t)
         return super(DropIn, self).timestep_embedding(t, dim, max_period) if rows is None else rows  # type: ignore[misc]
 
@@ -159,11 +180,20 @@ def _at_positions(module: Any, dim: Any, base: Any, tables: tuple[str, ...]) -> 
     unknown = unknown_member(module, tables)
     if unknown:
         return Left(f"it has `{unknown}`, too, on which its forward may depend and which a drop-in would not follow")
-    options = {"_sinpe_argument": parameters(module)[0], "_sinpe_settings": settings(module)}
+    device = next((held.device for held in module.buffers()), torch.device("cpu"))
+    others = set(operators_of(isolated_copy(module), Probe((torch.arange(3.0, device=device),)))) - OPERATORS
+    if others:
+        return Left(f"its forward calls {', '.join(sorted(others))}, which is more than sines and cosines")
+    dtypes = _dtypes(lambda t: isolated_copy(module).forward(t.to(device)))
+    options = {
+        "_sinpe_argument": parameters(module)[0],
+        "_sinpe_settings": settings(module),
+        "_sinpe_dtypes": dtypes,
+    }
     candidates = []
     for encoding in _of_timesteps(dim, base):
-        probes = [Probe((t,), {}, far, 1.0, t.dtype == torch.float32) for t, far in _steps(*HELD[:2], torch.int64)]
-        probes += [Probe((probes[0].args[0],), {}, 1000.0, dropout=0.0)]
+        probes = [Probe((t.to(device),), {}, far, 1.0, t.dtype == torch.float32) for t, far in _steps(*dtypes)]
+        probes += [Probe((probes[0].args[0].clone().requires_grad_(),), {}, 1000.0, 1000.0, dropout=0.0)]
         candidates.append(Candidate(PositionRows, encoding, tables, probes, options, "rows of timesteps", True))
     return candidates
 
@@ -175,16 +205,28 @@ def _method(module: Any) -> list[Candidate] | Left | None:
     if tuple(signature.parameters) != ("t", "dim", "max_period") or not number(dim):
         return None
     base = signature.parameters["max_period"].default
-    candidates = []
+    dtypes, candidates = _dtypes(lambda t: module.timestep_embedding(t, dim)), []
+    options = {"_sinpe_replaces": "timestep_embedding", "_sinpe_dtypes": dtypes}
     for encoding in _of_timesteps(dim, 10000 if base is inspect.Parameter.empty else base):
         probes = [
             Probe((t, dim), {}, far, 1.0, t.dtype == torch.float32, method="timestep_embedding")
-            for t, far in _steps(torch.float32, torch.int64, torch.float16)
+            for t, far in _steps(*dtypes)
         ]
-        options = {"_sinpe_replaces": "timestep_embedding"}
         form = "rows of timesteps in `timestep_embedding`"
         candidates.append(Candidate(MethodRows, encoding, (), probes, options, form))
     return candidates
+
+
+def _dtypes(rows_of: Callable[[Tensor], Tensor]) -> dict[torch.dtype, torch.dtype]:
+    """The dtypes of positions whose rows are float32 or wider, each with that of the rows; rows of 16 bits remain the
+    module's own."""
+    dtypes = {}
+    for dtype in POSITIONS:
+        with contextlib.suppress(Exception):  # a dtype that the module or the device lacks
+            rows = rows_of(torch.tensor([0, 1, 2]).to(dtype))
+            if rows.dtype in (torch.float32, torch.float64):
+                dtypes[dtype] = rows.dtype
+    return dtypes
 
 
 def _of_timesteps(dim: int, base: Any) -> Iterator[Encoding]:

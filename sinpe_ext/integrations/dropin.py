@@ -104,7 +104,7 @@ def _class_of(mixin: Any, base: Any, replaces: str) -> Any:
     def fill(namespace: dict[str, Any]) -> None:
         namespace.update(__module__=base.__module__, __doc__=base.__doc__)
         if replaces != "forward":
-            namespace[replaces] = mixin._sinpe_method
+            namespace[replaces] = _method_or_static(mixin._sinpe_method, getattr(base, replaces))
         elif mixin._sinpe_any_signature:  # accepts any argument names, and is shown with the module's own signature
             fn = mixin.forward
             shown: Any = types.FunctionType(fn.__code__, fn.__globals__, "forward", fn.__defaults__, fn.__closure__)
@@ -115,6 +115,16 @@ def _class_of(mixin: Any, base: Any, replaces: str) -> Any:
             namespace["forward"] = _renamed(mixin, base)
 
     return types.new_class(f"Sinpe{base.__name__}", (mixin, base), {}, fill)
+
+
+def _method_or_static(method: Any, original: Any) -> Any:
+    """A method in place of one that may be static: called on the class, it is the original."""
+
+    def replaced(*arguments: Any, **named: Any) -> Any:
+        is_method = bool(arguments) and isinstance(arguments[0], DropIn)
+        return (method if is_method else original)(*arguments, **named)
+
+    return replaced
 
 
 def _renamed(mixin: Any, base: Any) -> Any:
@@ -246,6 +256,15 @@ def settings(module: nn.Module) -> tuple[tuple[str, Any], ...]:
     )
 
 
+def has_changed(module: Any, known: tuple[tuple[str, Any], ...]) -> bool:
+    """Whether one of the `settings` of a module has changed since they were read."""
+    for name, value in known:
+        now = getattr(module, name, None)
+        if type(now) is not type(value) or now != value:
+            return True
+    return False
+
+
 def _simple(value: Any) -> bool:
     """Whether a value is of a type in SIMPLE, or a tuple of such values."""
     return type(value) in SIMPLE or (type(value) is tuple and all(map(_simple, value)))
@@ -258,6 +277,12 @@ ROTARY = re.compile(r"rotary|rope|inv_freq", re.IGNORECASE)
 REPLACED = "its forward is replaced in the instance (offloading hooks do that): swap before they are attached"
 # The modes tried for angle="float32", in this order; the first with the smallest difference is used.
 MODES = ("float32_exp", "float32_pow", "exact")
+# Operators that do not change values, or whose values do not depend on those of x.
+VIEWS = {
+    "slice", "select", "unsqueeze", "squeeze", "view", "_unsafe_view", "expand", "permute", "transpose", "t", "alias",
+    "detach", "_to_copy", "clone", "repeat", "lift_fresh", "arange", "index", "index_select", "constant_pad_nd", "full",
+    "scalar_tensor", "sqrt",
+}  # fmt: skip
 
 
 @dataclass

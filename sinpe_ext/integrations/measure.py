@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
@@ -32,6 +34,7 @@ class Probe:
         dropout: calls in training mode with this probability of its children's dropout, with gradients; None: in
             evaluation mode, without.
         method: the method that is called.
+        may_fail: whether the old code may raise, as for a sequence longer than its table.
     """
 
     args: tuple[Any, ...] = ()
@@ -42,6 +45,7 @@ class Probe:
     rounds: torch.dtype | None = None
     dropout: float | None = None
     method: str = "forward"
+    may_fail: bool = False
 
     def call(self, module: Any) -> Any:
         """The output of a module, a copy."""
@@ -119,21 +123,60 @@ def compare(old: Any, new: Any, probe: Probe, encoding: Encoding | GridEncoding)
     try:
         before = probe.call(old)
     except Exception as problem:
+        if probe.may_fail:
+            return 0.0
         raise Differs(f"its {probe.method} could not be run: {_line(problem)}") from problem
     try:
         after = probe.call(new)
     except Exception as problem:
         raise Differs(f"the drop-in's {probe.method} could not be run: {_line(problem)}") from problem
     apart = difference(before, after)
-    if probe.dropout is not None and before.requires_grad != after.requires_grad:
-        raise Differs("no gradient reaches x through it")
     size = float(before.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) if before.numel() else 0.0
     kinds = (before.dtype, before.dtype if probe.rounds is None else probe.rounds)
     limit = max(allowed(encoding, probe.position, kind, max(size, 1.0)) for kind in kinds) * probe.slack
     if not apart <= limit:
         mode = "" if probe.dropout is None else " in training"
         raise Differs(f"the output would differ{mode} by {apart:.2g}, where float32 angles explain {limit:.2g}")
+    if probe.dropout is not None:
+        _compare_gradients(_gradients(old, before, probe), _gradients(new, after, probe), limit * before.numel())
     return apart
+
+
+def _gradients(module: Any, output: Tensor, probe: Probe) -> list[Tensor | None]:
+    """The gradients of the arguments and parameters that need one, for a gradient of noise."""
+    leaves = [t for t in (*probe.args, *module.parameters()) if isinstance(t, Tensor) and t.requires_grad]
+    if not output.requires_grad:
+        return [None] * len(leaves)
+    noise = torch.randn(output.shape, generator=torch.Generator().manual_seed(4)).to(output)
+    return list(torch.autograd.grad(output, leaves, noise, allow_unused=True))
+
+
+def _compare_gradients(before: list[Tensor | None], after: list[Tensor | None], limit: float) -> None:
+    """Raises Differs if gradients exist in one list only, or differ by more than the limit."""
+    for old, new in zip(before, after, strict=True):
+        if (old is None) != (new is None):
+            raise Differs("its gradients are others: one is detached")
+        if old is not None and new is not None and not _largest(old, new) <= limit * max(1.0, float(old.abs().max())):
+            raise Differs(f"a gradient would differ by {_largest(old, new):.2g}")
+
+
+class _Recorder(TorchDispatchMode):
+    """Counts the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operators_of(module: Any, probe: Probe) -> Counter[str]:
+    """The ATen operators that a call of a module, a copy, consists of, and how often each is called."""
+    with _Recorder() as recorder:
+        probe.call(module)
+    return recorder.names
 
 
 @contextlib.contextmanager

@@ -2,7 +2,9 @@
 
 The forms are dropout(a * x + b * rows) and dropout(rows for the length of x), for the layouts of x below. a and b are
 1, a number among the module's attributes or the number of channels, a square root of these, or for b a parameter with
-one element. A form is chosen by one call with noise, and verified as every other replacement is.
+one element. The operators that forward calls have to be those of such a form: others, such as a comparison or a second
+dropout, would have an effect on some x. Then the form is chosen by one call with noise, and verified as every other
+replacement is.
 """
 
 from __future__ import annotations
@@ -19,8 +21,19 @@ from torch import Tensor, nn
 from ..encodings.encoding import Encoding
 from ..functional import add, table
 from ..modules import shared
-from .dropin import Candidate, DropIn, Left, isolated_copy, number, parameters, settings, unknown_member
-from .measure import Probe, quiet
+from .dropin import (
+    VIEWS,
+    Candidate,
+    DropIn,
+    Left,
+    has_changed,
+    isolated_copy,
+    number,
+    parameters,
+    settings,
+    unknown_member,
+)
+from .measure import Probe, operators_of, quiet
 
 BATCH, LENGTH = 3, 5  # of the first call; different, so that the dimensions can be distinguished
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-5}  # relative error of a sum; of 16-bit types 1e-2
@@ -74,7 +87,7 @@ class PlainRows(DropIn):
             return None
         if "C" in layout and x.shape[layout.index("C")] != self._sinpe_encoding.dim:
             return None
-        return None if any(getattr(self, name, None) != value for name, value in self._sinpe_settings) else x
+        return None if has_changed(self, self._sinpe_settings) else x
 
 
 class AddRows(PlainRows):
@@ -98,7 +111,7 @@ class AddRows(PlainRows):
             x,
             self._sinpe_encoding,
             scale=self._sinpe_scale,
-            alpha=getattr(self, factor) if isinstance(factor, str) else factor,
+            alpha=getattr(self, factor).reshape(()) if isinstance(factor, str) else factor,
             seq_dim=layout.index("L") - len(layout),
             channel_dim=layout.index("C") - len(layout),
             dropout=p,
@@ -161,6 +174,9 @@ def forms_of(
         "_sinpe_settings": settings(module),
     }
     candidates = []
+    reason = _refused(module, rows, children)
+    if reason:
+        return Left(f"{recognized}, but {reason}", encoding)
     with quiet(rows.device):
         forms = [*_sums(module, rows, learned), *([] if learned else _rows_alone(module, rows))]
     # If the sum or the rows are followed by dropout, by which child is verified; no dropout last.
@@ -169,6 +185,30 @@ def forms_of(
         candidates.append(Candidate(mixin, encoding, (key,), probes, options, form, True, recognized))
     neither = "its forward is neither a sum dropout(a * x + b * rows) nor the rows for the length of x"
     return candidates or Left(f"{recognized}, but {neither}", encoding)
+
+
+SUMS = VIEWS | {"mul", "div", "add", "dropout", "native_dropout", "bernoulli_", "div_", "empty_like"}
+
+
+def _refused(module: Any, rows: Tensor, children: list[str | None]) -> str:
+    """Why the operators that forward calls are not those of a known form; "" if they may be, or none can be called."""
+    for layout in (*LAYOUTS.values(), IDS):
+        try:
+            call = Probe((_noise(layout, rows, BATCH, LENGTH),), dropout=0.5)
+            operators = operators_of(isolated_copy(module), call)
+        except Exception:  # another layout
+            continue
+        others = sorted(set(operators) - SUMS)
+        if others:
+            return f"its forward calls {others[0]}" + (", which writes in place" if others[0].endswith("_") else "")
+        dropouts = operators["bernoulli_"] + operators["native_dropout"]
+        if dropouts > 1:
+            return f"it applies dropout {dropouts} times"
+        if dropouts > len(children):
+            return "it applies dropout by a function, not by a child"
+        if operators["add"] > 1:
+            return f"its forward adds {operators['add']} times"
+    return ""
 
 
 Form = tuple[type[PlainRows], str, dict[str, Any], list[Probe]]  # drop-in, description, options, calls that verify it
@@ -205,8 +245,10 @@ def _sums(module: Any, rows: Tensor, learned: str | None) -> Iterator[Form]:
             options["_sinpe_follows"] = _follows(module, layout, rows, sums=True)
             form = f"{_times(a)}x + {_times(factor)}rows, {name}"
             probes = [_probe(_noise(layout, rows, *size, dtype), rows) for size, dtype in _calls(rows)]
-            probes += [_probe(_noise(layout, rows, 2, 9) * size, rows, reported=False) for size in LARGE]
-            yield AddRows, form, options, probes + _in_training(_noise(layout, rows, BATCH, LENGTH), rows)
+            probes += [_probe(_noise(layout, rows, 2, LENGTH) * size, rows, reported=False) for size in LARGE]
+            longer = _probe(_noise(layout, rows, 1, len(rows) + 1), rows, reported=False)
+            longer.may_fail = True  # it is longer than the table
+            yield AddRows, form, options, [*probes, longer, *_both_in_training(layout, rows)]
             break
 
 
@@ -226,7 +268,7 @@ def _rows_alone(module: Any, rows: Tensor) -> Iterator[Form]:
             probes = [_probe(_noise(layout, rows, *size, dtype), rows) for size, dtype in _calls(rows)]
             probes += [_probe(other, rows) for other in _other_values(module, x)]
             form = f"rows for the length of x{suffix}"
-            yield GiveRows, form, options, probes + _in_training(_noise(layout, rows, BATCH, LENGTH), rows)
+            yield GiveRows, form, options, probes + _both_in_training(layout, rows)
             break
 
 
@@ -269,15 +311,22 @@ def _other_values(module: Any, x: Tensor) -> Iterator[Tensor]:
 
 
 def _probe(x: Tensor, rows: Tensor, reported: bool = True) -> Probe:
-    """A call with x."""
-    return Probe((x,), {}, float(len(rows)), 2.0, reported and x.dtype == rows.dtype, x.dtype)
+    """A call with x. Both x and a table of 16 bits are rounded by the old code."""
+    coarser = rows.dtype if rows.dtype.itemsize < x.dtype.itemsize or not x.is_floating_point() else x.dtype
+    return Probe((x,), {}, float(len(rows)), 2.0, reported and x.dtype == rows.dtype, coarser)
 
 
-def _in_training(x: Tensor, rows: Tensor) -> list[Probe]:
-    """Calls in training mode, without and with dropout of everything."""
-    probes = [_probe(x.clone().requires_grad_(x.is_floating_point()), rows) for _ in range(2)]
-    probes[0].dropout, probes[1].dropout = 0.0, 1.0
-    return probes
+def _in_training(x: Tensor, rows: Tensor, dropout: float) -> Probe:
+    """A call in training mode, with gradients and this probability of every dropout."""
+    probe = _probe(x.clone().requires_grad_(x.is_floating_point()), rows)
+    probe.dropout = dropout
+    return probe
+
+
+def _both_in_training(layout: str, rows: Tensor) -> list[Probe]:
+    """Calls in training mode, without dropout and with dropout of everything."""
+    x = _noise(layout, rows, BATCH, LENGTH)
+    return [_in_training(x, rows, 0.0), _in_training(x, rows, 1.0)]
 
 
 def _follows(module: Any, layout: str, rows: Tensor, sums: bool) -> bool:

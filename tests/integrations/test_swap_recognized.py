@@ -470,6 +470,35 @@ def test_method_of_any_forward_is_replaced() -> None:
     assert torch.equal(module.timestep_embedding(t, 32), sinpe.encode(t, sinpe.convention("adm", 32)))
 
 
+def test_static_method_called_by_the_class() -> None:
+    class ByTheClass(Conditioner):
+        def forward(self, t: Tensor) -> Tensor:
+            return self.mlp(self.__class__.timestep_embedding(t, self.frequency_embedding_size))
+
+    module, t = ByTheClass(), times(1.0, 900.0)
+    before = module(t)
+    swap(module)
+    assert torch.equal(module(t), before)
+
+
+def test_16_bit_rows_of_timesteps_remain_the_module_s_own() -> None:
+    class InDtypeOfX(Sinusoids):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).to(x.dtype)
+
+    module = InDtypeOfX()
+    t = times(1.0, 3.0, dtype=torch.bfloat16)
+    before = module(t)
+    swap(module, strict=True)
+    assert torch.equal(module(t), before) and before.dtype == torch.bfloat16
+    assert torch.equal(module(t.float()), sinpe.encode(t.float(), sinpe.convention("t2t", DIM)))
+
+
+class ClampedSinusoids(Sinusoids):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.clamp(max=1000))
+
+
 class Noisy(Sinusoids):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * (2.0 if self.training else 1.0)
@@ -509,6 +538,7 @@ REPORTED = {
         lambda: nn.ModuleDict({"wpe": nn.Embedding.from_pretrained(usual(), freeze=False)}),
         "trained .*freeze it first",
     ),
+    "clamped": (ClampedSinusoids, "its forward calls clamp"),
     "training": (Noisy, "would differ in training"),
     "counting": (Counts, "keeps a state"),
     "another tensor": (ShiftedSinusoids, "looks sinusoidal by its name"),
