@@ -125,19 +125,20 @@ def grid_dropout(f: Fixture) -> Calls:
     return lambda: sinpe.add(f.image, "mae2d", dropout=P), lambda: functional.dropout(eager(), P)
 
 
-def trained(calls: Calls, wanted: Tensor, grad: Tensor) -> Calls:
+def with_backward(call: Callable[[], Tensor], wanted: Tensor, grad: Tensor) -> Callable[[], Tensor]:
     """Forward and backward pass: the gradient of `wanted`."""
     wanted.requires_grad_()
 
-    def both(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        def run() -> Tensor:
-            with torch.enable_grad():
-                return torch.autograd.grad(call(), wanted, grad)[0]
+    def run() -> Tensor:
+        with torch.enable_grad():
+            return torch.autograd.grad(call(), wanted, grad)[0]
 
-        return run
+    return run
 
+
+def trained(calls: Calls, wanted: Tensor, grad: Tensor) -> Calls:
     ours, eager = calls
-    return both(ours), both(eager)
+    return with_backward(ours, wanted, grad), with_backward(eager, wanted, grad)
 
 
 def train_plain(f: Fixture) -> Calls:
@@ -168,6 +169,16 @@ def layer_train(f: Fixture) -> Calls:
     ours = sinpe.SinusoidalPositionalEncoding(DIM, P)
     usual = nn.Sequential(peer.UsualModule(64, DIM), nn.Dropout(P)).to(f.x.device)
     return trained((lambda: ours(f.x), lambda: usual(f.x)), f.x, f.grad)
+
+
+def embedding_layer_train(f: Fixture) -> Calls:
+    ours = sinpe.SinusoidalEmbedding.from_pretrained(f.weight, freeze=False, dropout=P)
+    embedding = nn.Embedding.from_pretrained(f.weight, freeze=False)
+    usual = nn.Sequential(embedding, peer.UsualModule(64, DIM), nn.Dropout(P)).to(f.x.device)
+    return (
+        with_backward(lambda: ours(f.ids), ours.weight, f.grad),
+        with_backward(lambda: usual(f.ids), embedding.weight, f.grad),
+    )
 
 
 def agree(ours: Tensor, eager: Tensor, drops: bool) -> None:
@@ -207,6 +218,7 @@ def rows(device: str) -> Iterable[Row]:
         ("embed_train_plain", "embed, backward", embed_train_plain, False, 1.1),
         ("embed_train", "embed + dropout, backward", embed_train, True, 1.1),
         ("layer_train", "layer, backward", layer_train, True, 1.1),
+        ("embedding_layer_train", "embedding layer, backward", embedding_layer_train, True, 1.1),
         ("grid", "add, mae2d", grid, False, 2.0),
         ("grid_start", "add, mae2d, start=(3, 5)", grid_start, False, 2.0),
         ("grid_first", "add, mae2d, channels first", grid_channels_first, False, 2.0),

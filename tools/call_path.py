@@ -30,6 +30,7 @@ def calls() -> dict[str, Callable[[], Any]]:
     positions, out = torch.arange(S), torch.empty(B, S, D)
     large, every, images = torch.randn(B, 16 * S, D), torch.arange(16 * S), torch.randn(B, 16, 16, D)
     into, learning = torch.empty_like(large), large.clone().requires_grad_()
+    seed, transposed = torch.tensor(1), torch.randn(S, B, D).transpose(0, 1).requires_grad_()
     return {
         "add": lambda: sinpe.add(x, encoding),
         "add positions": lambda: sinpe.add(x, encoding, positions=positions),
@@ -56,6 +57,11 @@ def calls() -> dict[str, Callable[[], Any]]:
         "layer, eval": lambda: layer(x),
         "embedding layer, eval": lambda: embedding(ids),
         "timestep layer": lambda: timesteps(positions),
+        # the general path
+        "add dropout, seed tensor": lambda: sinpe.add(x, encoding, dropout=0.1, seed=seed),
+        "add out dropout, seed tensor": lambda: sinpe.add(x, encoding, dropout=0.1, seed=seed, out=out),
+        "add gradient, x not contiguous": lambda: sinpe.add(transposed, encoding, dropout=0.1),
+        "add grid, alpha": lambda: sinpe.add(places, image, alpha=0.5),
     }
 
 

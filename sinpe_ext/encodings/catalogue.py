@@ -228,13 +228,16 @@ def conventions() -> dict[str, str]:
     return {name: f"{entry.description}; used by {entry.users}" for name, entry in entries.items()}
 
 
-def resolve(name: str) -> str:
-    """Checks the name of a convention and returns it as spelled in the catalogue. Raises TypeError, ValueError."""
+def resolve(name: str, argument: str = "name") -> str:
+    """Checks the name of a convention, given as this argument, and returns it as spelled in the catalogue. Raises
+    TypeError, ValueError."""
     if not isinstance(name, str):
-        raise TypeError(f"convention: expected a name, got {type(name).__name__}; pass one of {_all()}")
+        raise TypeError(
+            f"{argument}: expected the name of a convention, got {type(name).__name__}; pass one of {_all()}"
+        )
     key = name.lower().replace("-", "_")
     if key not in NAMES:
-        raise ValueError(f'convention: expected a known name, got "{name}"; {_advice(key)} names: {_all()}')
+        raise ValueError(f'{argument}: expected the name of a convention, got "{name}"; {_advice(key)} names: {_all()}')
     return key
 
 
@@ -276,8 +279,8 @@ def _user(name: str, wanted: str) -> str:
 
 
 def is_grid(name: str) -> bool:
-    """Whether the name of a convention is that of a grid. Raises as `resolve`."""
-    return resolve(name) in GRIDS
+    """Whether a name given as `encoding` is that of a grid. Raises as `resolve`."""
+    return resolve(name, "encoding") in GRIDS
 
 
 def grid_of(entry: GridConvention, name: str, dim: int, fields: dict[str, Any]) -> GridEncoding:

@@ -148,7 +148,7 @@ def described(value: Any) -> str:
 
 def shown(value: Any) -> str:
     """A value as text for an error message: numbers, strings and tuples by their repr, anything else by its type."""
-    if isinstance(value, int) and value.bit_length() > 10000:  # beyond Python's limit for printing integers
+    if isinstance(value, int) and value.bit_length() > 256:
         return f"an int of {value.bit_length()} bits"
     plain = value is None or isinstance(value, (int, float, str, tuple))
     return repr(value) if plain else described(value)

@@ -215,7 +215,7 @@ def _fixed(above: Sequence[nn.Module]) -> bool:
 def _unserved(match: Match) -> str:
     """Why a table cannot be replaced whatever the module does with it; "" if it can."""
     if not isinstance(match.encoding, Encoding):
-        return f"its table is recognized ({match.code}), but a grid's rows in a plain module are not served"
+        return f"its table is recognized ({match.code}), but grids in plain modules are not supported"
     if match.zero_columns:
         return f"its table is recognized ({match.code}), but columns {match.zero_columns[:4]} of it are zero"
     return ""

@@ -181,7 +181,7 @@ def mismatch(
         pe = pe.flatten(-len(grid_shape) - 1, -2)
     rows = pe.squeeze(0) if pe.dim() == 3 and pe.shape[0] == 1 else pe.squeeze(1) if pe.dim() == 3 else pe
     if rows.dim() != 2 or rows.shape[1] != encoding.dim:
-        return Mismatch(f"its shape {tuple(pe.shape)} does not hold rows of {encoding.dim} channels")
+        return Mismatch(f"its shape {tuple(pe.shape)} is not that of a table, (rows, {encoding.dim})")
     if rows.device.type == "meta" or not rows.numel():
         return None
     rows = rows.detach().to("cpu")

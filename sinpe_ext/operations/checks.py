@@ -152,7 +152,7 @@ def check_x(x: Any) -> None:
         if x.dtype not in FLOATS:
             raise TypeError(
                 f"x: expected torch.float32, float64, bfloat16 or float16, got {x.dtype}; convert it, say with "
-                "x.float()"
+                "x.float(), or pass token ids to embed or SinusoidalEmbedding"
             )
     if not 2 <= x.dim() <= MAX_RANK:
         raise ValueError(
@@ -168,7 +168,8 @@ def channels(name: str, shape: Sequence[int], width: int, dim: int) -> None:
     if width != dim:
         raise ValueError(
             f"{name}: expected {dim} channels, those of the encoding, got {width} in shape {tuple(shape)}; "
-            f"pass an encoding of dim {width}{', or the channel_dim of x' if name == 'x' else ''}"
+            + (f"pass an encoding of dim {width}" if width else f"pass a {name} with channels")
+            + (", or the channel_dim of x" if name == "x" else "")
         )
 
 
@@ -236,7 +237,7 @@ def _integer_starts(value: Tensor, device: torch.device, of: str = "") -> Tensor
 
 def start_beside_positions(value: Any) -> None:
     """Raises ValueError unless `start` is 0, as it must be if positions are given."""
-    if not isinstance(value, int) or value != 0:
+    if type(value) is bool or not isinstance(value, int) or value != 0:
         raise ValueError(
             "start: expected 0 together with positions, which are absolute, got "
             f"{value if isinstance(value, int) else type(value).__name__}; add it to positions"
@@ -419,10 +420,12 @@ def padding_idx(value: Any, num_embeddings: int) -> int:
         return -1
     index = integer("padding_idx", value, INT64_MIN, INT64_MAX, "pass the id of the padding token or None")
     if not -num_embeddings <= index < num_embeddings:
-        raise ValueError(
-            f"padding_idx: expected {-num_embeddings} to {num_embeddings - 1}, a row of weight, got {index}; pass the "
-            "id of the padding token"
+        rows = (
+            f"{-num_embeddings} to {num_embeddings - 1}, a row of weight"
+            if num_embeddings
+            else "None for an empty weight"
         )
+        raise ValueError(f"padding_idx: expected {rows}, got {index}; pass the id of the padding token")
     return index % num_embeddings
 
 

@@ -32,8 +32,8 @@ def output(out: Any, x: torch.Tensor, has_no_data: bool) -> None:
     writable("out", out)
     if out is not x and not has_no_data and overlaps_partly(out, x):
         raise RuntimeError(
-            "out: expected memory apart from x, or exactly x's, got a tensor that shares some elements with x; "
-            "clone() one of them"
+            "out: expected memory apart from x, or exactly x's, got a tensor whose range of memory overlaps with that "
+            "of x; clone() one of them"
         )
 
 
@@ -43,8 +43,8 @@ def check_disjoint(out: torch.Tensor, **read: Any) -> None:
     for name, t in read.items():
         if isinstance(t, torch.Tensor) and _may_share(_elements_of(out), _elements_of(t)):
             raise RuntimeError(
-                f"{name}: expected memory apart from the tensor that is written to, got one that shares some with it; "
-                f"clone() {name} first"
+                f"{name}: expected memory apart from the tensor that is written to, got a tensor whose range of memory "
+                f"overlaps with it; clone() {name} first"
             )
 
 

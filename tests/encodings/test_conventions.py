@@ -77,7 +77,7 @@ ERRORS = [
     (("papper", 8), {}, ValueError, 'got "papper"; did you mean paper? All names: paper, '),
     (("ddmp", 8), {}, ValueError, 'got "ddmp"; did you mean ddpm? All names: paper, '),
     (("qqq", 8), {}, ValueError, 'got "qqq"; the names: paper, paper_concat, own_index'),
-    ((3, 8), {}, TypeError, "convention: expected a name, got int"),
+    ((3, 8), {}, TypeError, "name: expected the name of a convention, got int"),
     (("unit", 0), {}, ValueError, "dim: expected an int in"),
     (("unit", "8"), {}, TypeError, "dim: expected int, got str"),
     (("t2t", 7), {"odd": "raise"}, ValueError, "dim: expected an even number"),

@@ -108,7 +108,7 @@ ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a grid has one": (lambda: sinpe.table((2, 2), make("mae2d"), dim=8), TypeError, "None, because GridEncoding as"),
     "0": (lambda: sinpe.table(4, "t2t", dim=0), ValueError, "dim: expected an int in 1..16777216, got 0"),
     "a word": (lambda: sinpe.encode(T, "t2t", dim="8"), TypeError, "dim: expected int, got str"),  # type: ignore[arg-type]
-    "no such name": (lambda: sinpe.table(4, "ddqm", dim=8), ValueError, "expected a known name, got"),
+    "no such name": (lambda: sinpe.table(4, "ddqm", dim=8), ValueError, "expected the name of a convention, got"),
     "NumPy": (
         lambda: sinpe_ext.numpy.encode([1, 2], sinpe.Encoding(8), dim=8),
         TypeError,

@@ -18,8 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import sinpe_ext as sinpe
-from sinpe_ext import functional
-from sinpe_ext import torch_state as observers
+from sinpe_ext import functional, torch_state
 from sinpe_ext.backend import loader
 from sinpe_ext.modules import layers
 from sinpe_ext.operations import fast_path as plain
@@ -795,7 +794,7 @@ def test_dispatch_modes_see_the_operator(monkeypatch) -> None:
     assert torch.func.vmap(lambda x: sinpe.add(x, PE))(some()).shape == (2, 3, 8)
 
 
-def observers_of_calls() -> dict[str, Callable[[Callable[[], None]], object]]:
+def interceptions() -> dict[str, Callable[[Callable[[], None]], object]]:
     """Modes and transforms that observe operators; each is passed the call."""
 
     def within(manager: Any) -> Callable[[Callable[[], None]], None]:
@@ -827,22 +826,22 @@ def observers_of_calls() -> dict[str, Callable[[Callable[[], None]], object]]:
     }
 
 
-@pytest.mark.parametrize("name", observers_of_calls())
+@pytest.mark.parametrize("name", interceptions())
 def test_every_observer_disables_the_fast_path(name: str) -> None:
     """By the check in Python and by that in C, which has its own list."""
     given, small, seen = AddArguments(some(), PE), loader.fast_path_module(), []
 
     def call() -> None:
         result = None if torch.compiler.is_compiling() else loader.choices["add"](given, None)  # as functional.py does
-        seen.append((observers.is_intercepted(), result is None))
+        seen.append((torch_state.is_intercepted(), result is None))
 
-    observers_of_calls()[name](call)
+    interceptions()[name](call)
     assert seen and all(one == (True, True) for one in seen)
     assert small.fast_add(given, None) is not None
     if name != "the compiler":  # calls no C
-        observers_of_calls()[name](lambda: seen.append((True, small.fast_add(given, None) is None)))
+        interceptions()[name](lambda: seen.append((True, small.fast_add(given, None) is None)))
         few = torch.arange(3), PE, torch.float32, None
-        observers_of_calls()[name](lambda: seen.append((True, small.fast_encode(*few) is None)))
+        interceptions()[name](lambda: seen.append((True, small.fast_encode(*few) is None)))
         assert all(one == (True, True) for one in seen)
 
 
@@ -852,8 +851,8 @@ def test_context_parallel_disables_the_fast_path(monkeypatch) -> None:
     given = AddArguments(some(), PE)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *_: None)
     assert small.fast_add(given, None) is not None
-    monkeypatch.setattr(observers, "in_context_parallel", lambda: True)
-    assert observers.is_intercepted() and small.fast_add(given, None) is None
+    monkeypatch.setattr(torch_state, "in_context_parallel", lambda: True)
+    assert torch_state.is_intercepted() and small.fast_add(given, None) is None
 
 
 def test_more_encodings_than_the_cache_holds() -> None:

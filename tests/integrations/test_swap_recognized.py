@@ -453,7 +453,7 @@ def test_grid_is_reported_by_name(name: str) -> None:
             return x + self.b
 
     (entry,) = swap(Holds())
-    assert not entry.swapped and "a grid's rows in a plain module" in entry.reason
+    assert not entry.swapped and "grids in plain modules are not supported" in entry.reason
     assert entry.convention == name and isinstance(entry.encoding, sinpe.GridEncoding)
 
 

@@ -63,7 +63,7 @@ LEFT = [
     (Functional, "would differ in training"),
     (Before, "would differ in training"),
     (Trained, "trained .*freeze it first"),
-    (Picture, "a grid's rows"),
+    (Picture, "grids in plain modules"),
     (SinusoidalNoise, "no convention that identify knows"),
 ]
 

@@ -178,7 +178,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         "row 7 .*and 1 of",
     ),
     "nan": (torch.full((50, D), torch.nan), "row 0 differs by nan"),
-    "width": (torch.zeros(1, 50, D + 2), r"its shape \(1, 50, 10\) does not hold rows of 8 channels"),
+    "width": (torch.zeros(1, 50, D + 2), r"its shape \(1, 50, 10\) is not that of a table, \(rows, 8\)"),
     "rank": (torch.zeros(2, 3, 50, D), "its shape"),
     "no tensor": ("pe", "it is a str, not a tensor"),
 }

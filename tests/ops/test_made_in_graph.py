@@ -136,7 +136,10 @@ ERRORS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "a misspelling": (lambda x: sinpe.add(x, sinpe.Encoding(D, odd="pads")), 'odd: expected .* did you mean "pad"'),
     "no field": (lambda x: sinpe.add(x, sinpe.Encoding(D, foo=1)), "foo: not a field"),  # type: ignore[call-arg]
     "nearly one": (lambda x: sinpe.add(x, sinpe.convention("adm", D, layot=1)), "did you mean layout?"),
-    "no name": (lambda x: sinpe.add(x, sinpe.convention("foo", D)), 'convention: expected a known name, got "foo"'),
+    "no name": (
+        lambda x: sinpe.add(x, sinpe.convention("foo", D)),
+        'name: expected the name of a convention, got "foo"',
+    ),
     "nearly a name": (lambda x: sinpe.add(x, sinpe.convention("papers", D)), "did you mean paper"),
     "a library": (lambda x: sinpe.add(x, sinpe.convention("whisper", D)), '"t2t" is used by Whisper'),
     "a multiple": (lambda x: sinpe.add(x, sinpe.convention("mae2d", 6)), "expected a multiple of 4 for mae2d, got 6"),

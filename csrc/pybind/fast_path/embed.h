@@ -15,19 +15,19 @@ enum EmbedArgument {
   kIds,
   kWeight,
   kEmbedEncoding,
-  kIdPositions,
-  kIdStart,
-  kWeightScale,
-  kIdAlpha,
-  kIdDropout,
-  kIdSeed,
+  kEmbedPositions,
+  kEmbedStart,
+  kEmbedScale,
+  kEmbedAlpha,
+  kEmbedDropout,
+  kEmbedSeed,
   kPaddingIdx,
-  kIdMask,
+  kEmbedMask,
   kSparse,
   kEncodePadding,
-  kIdSeqDim
+  kEmbedSeqDim
 };
-constexpr Py_ssize_t kEmbedArguments = kIdSeqDim + 1;
+constexpr Py_ssize_t kEmbedArguments = kEmbedSeqDim + 1;
 
 // Whether the other arguments of `embed` are supported.
 inline bool is_plain_embed(PyObject* given) {
@@ -35,7 +35,7 @@ inline bool is_plain_embed(PyObject* given) {
   PyObject *padding_idx = at(kPaddingIdx), *sparse = at(kSparse);
   const bool plain = (padding_idx == Py_None || PyLong_CheckExact(padding_idx)) &&
                      (sparse == Py_True || sparse == Py_False) && at(kEncodePadding) == Py_True &&
-                     (is_int(at(kIdSeqDim), -1) || is_int(at(kIdSeqDim), 0));
+                     (is_int(at(kEmbedSeqDim), -1) || is_int(at(kEmbedSeqDim), 0));
   PyErr_Clear();  // raised for an int that does not fit long
   return plain;
 }
@@ -92,22 +92,22 @@ inline PyObject* fast_embed(PyObject*, PyObject* const* items, Py_ssize_t count)
     PyErr_SetString(PyExc_TypeError, "fast_embed: expected the arguments of embed as a tuple");
     return nullptr;
   }
-  const Reference arguments{with_floats(items[0], {kWeightScale, kIdAlpha, kIdDropout})};
+  const Reference arguments{with_floats(items[0], {kEmbedScale, kEmbedAlpha, kEmbedDropout})};
   if (arguments.object == nullptr) Py_RETURN_NONE;
   PyObject* given = arguments.object;
   const auto at = [given](EmbedArgument argument) { return PyTuple_GET_ITEM(given, argument); };
-  const Sum sum{at(kIdStart), at(kIdPositions), at(kIdMask), at(kWeightScale),
-                at(kIdAlpha), at(kIdDropout),   at(kIdSeed)};
+  const Sum sum{at(kEmbedStart), at(kEmbedPositions), at(kEmbedMask), at(kEmbedScale),
+                at(kEmbedAlpha), at(kEmbedDropout),   at(kEmbedSeed)};
   if (exchange == nullptr || !are_plain(sum) || !is_plain_embed(given)) Py_RETURN_NONE;
   const int intercepted = is_intercepted();
   if (intercepted < 0) return nullptr;
   if (intercepted > 0) Py_RETURN_NONE;
   if (!is_readable(at(kIds)) || !has_values(at(kWeight), true)) return use_general_path();
   const bool rows_need_grad = needs_grad(sum), needs_gradient = rows_need_grad || needs_grad(at(kWeight));
-  if (PyErr_Occurred() != nullptr || (rows_need_grad && !is_int(at(kIdSeqDim), -1))) return use_general_path();
+  if (PyErr_Occurred() != nullptr || (rows_need_grad && !is_int(at(kEmbedSeqDim), -1))) return use_general_path();
   Tensor ids, weight, out;
   int64_t padding_row = -1;
-  const bool is_sequence_first = is_int(at(kIdSeqDim), 0);
+  const bool is_sequence_first = is_int(at(kEmbedSeqDim), 0);
   const auto is_transposed = [&] {  // the order of the ids for the gradient is not that of the memory
     return is_sequence_first && ids.rank == 2 && ids.sizes[0] > 1 && ids.sizes[1] > 1;
   };
@@ -170,7 +170,7 @@ inline PyObject* fast_embed(PyObject*, PyObject* const* items, Py_ssize_t count)
     none.data = sizes;  // any address apart from those of tensors
     if (!set(none)) return use_general_path();
   }
-  PyObject* result = by_torch ? recorded_embedding(at(kWeight), at(kIds), padding_row, at(kSparse), at(kWeightScale))
+  PyObject* result = by_torch ? recorded_embedding(at(kWeight), at(kIds), padding_row, at(kSparse), at(kEmbedScale))
                               : new_rows(at(kWeight), ids, dim, nullptr);
   if (result == nullptr) return use_general_path();
   bool done = dtype_of(result, &out) == dtype && set(out);
