@@ -143,6 +143,7 @@ class GridForm:
             f"grid_shape: expected a sequence of {self.extra + math.prod(grid_shape)} rows (extra_tokens and "
             f"{' * '.join(map(str, grid_shape))} grid points) or the dimensions {grid_shape} in x, got x of shape "
             f"{shape}; pass the grid_shape, seq_dim and channel_dim of x"
+            + (", extra_tokens=1 for a class token" if not self.extra and math.prod(grid_shape) + 1 in shape else "")
         )
 
     def _check_channels_outside(self, rows_at: Sequence[int]) -> None:
