@@ -216,6 +216,7 @@ def add(
     """
     arguments = (x, encoding, positions, start, scale, alpha, dropout, seed, padding_mask,
              seq_dim, channel_dim, grid_shape, extra_tokens)  # fmt: skip
+    # `fast_add` of csrc/pybind/fast_path/add.h; None for a call that it does not support.
     result = None if _is_compiling() else loader.choices["add"](arguments, out)
     if result is not None:
         return result

@@ -56,6 +56,7 @@ class TileAdder {
         populate(slice, row, n);
         rng_offset[count] = rng_offset_of(slice, row);
       }
+      // `add` of rows_apply.inc, as compiled for this CPU.
       row_kernels().of<T>().add(x, pe, out, count, n * shape_.dim, scale_, dropout_, rng_offset, stores_);
     }
   }

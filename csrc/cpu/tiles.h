@@ -209,7 +209,8 @@ sinpe_status for_each_streamed_row(const Plan& plan, const RowState& steps, cons
   });
 }
 
-// for_each_row_tile with the rows of a plan, times alpha.
+// for_each_row_tile with the rows of a plan, times alpha. RowMaker computes them: one from another (rows_rotate.inc) where
+// positions are consecutive, else each from its position (rows_direct.inc).
 template <class Real, class MakeWork>
 sinpe_status for_each_tile(const Plan& plan, const sinpe_add_arguments& a, int64_t first, Real alpha,
                            const MakeWork& make_work) {

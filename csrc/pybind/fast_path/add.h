@@ -132,14 +132,14 @@ inline Source find_source(PyObject* given, PyObject* object, const Tensor& x, in
 }
 
 // Calls the kernel. *has_begun: as in `add_behind`.
-inline bool launch(const sinpe::Kernels& run, int32_t device, const Source& source, const sinpe_add_arguments& a,
+inline bool launch(const sinpe::Kernels& library, int32_t device, const Source& source, const sinpe_add_arguments& a,
                    const sinpe::DeviceScalars& scalars, bool is_new, bool* has_begun) {
   const int row = source.is_grid() ? 1 : 2;
-  return add_behind(run, device, source.extra, row, a, has_begun, [&](const sinpe_add_arguments& others) {
-    if (!source.is_grid()) return run.add(device, source.plan.plan, others, scalars, is_new) == SINPE_OK;
+  return add_behind(library, device, source.extra, row, a, has_begun, [&](const sinpe_add_arguments& others) {
+    if (!source.is_grid()) return library.add(device, source.plan.plan, others, scalars, is_new) == SINPE_OK;
     const CachedGrid& grid = source.grid;
     const sinpe::DevicePlan packed{grid.words, grid.n_words, others.sizes[2]};
-    return run.add_grid(device, packed, grid.values, grid.n_values, others, is_new) == SINPE_OK;
+    return library.add_grid(device, packed, grid.values, grid.n_values, others, is_new) == SINPE_OK;
   });
 }
 
@@ -152,6 +152,7 @@ inline PyObject* recorded_copy(PyObject* object, PyObject* scale, int dtype) {
 }
 
 // fast_add(given, out) -> out, a new tensor if out is None; or None for unsupported arguments.
+// `python.f` are functions of sinpe_ext/operations/fast_path.py and of torch (torch_objects.h).
 inline PyObject* fast_add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const sinpe::OneThread one_thread;
   if (count != 2 || !PyTuple_Check(items[0]) || PyTuple_GET_SIZE(items[0]) != kArguments) {
@@ -160,7 +161,7 @@ inline PyObject* fast_add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   }
   const Reference arguments{with_floats(items[0], {kScale, kAlpha, kDropout})};
   if (arguments.object == nullptr) Py_RETURN_NONE;
-  PyObject *given = arguments.object, *object = PyTuple_GET_ITEM(given, kX), *result = items[1];
+  PyObject *given = arguments.object, *object = PyTuple_GET_ITEM(given, kX), *result = items[1];  // object: x
   const auto at = [given](Argument argument) { return PyTuple_GET_ITEM(given, argument); };
   const Sum sum{at(kStart), at(kPositions), at(kMask), at(kScale), at(kAlpha), at(kDropout), at(kSeed)};
   const bool is_new = result == Py_None;
@@ -168,15 +169,15 @@ inline PyObject* fast_add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const int intercepted = is_intercepted();
   if (intercepted < 0) return nullptr;
   if (intercepted > 0) Py_RETURN_NONE;
-  if (!has_values(object, true) || !(is_new || is_writable(result))) return use_general_path();
+  if (!is_ordinary_tensor(object, true) || !(is_new || is_writable(result))) return use_general_path();
   const bool rows_need_grad = needs_grad(sum), needs_gradient = rows_need_grad || needs_grad(object);
   if (PyErr_Occurred() != nullptr || (needs_gradient && !is_new)) return use_general_path();
-  Tensor x, out;
-  const int dtype = dtype_of(object, &x);
+  Tensor x, out;                           // DLPack's descriptions
+  const int dtype = dtype_of(object, &x);  // -1: not contiguous, or not floating-point
   const int64_t elements = dtype < 0 ? 0 : count_elements(x);
   if (dtype < 0 || !are_ready(x, elements)) return use_general_path();
   const int32_t rank = x.rank, device = device_of(x);
-  const sinpe::Kernels& run = kernels_for(x, elements);
+  const sinpe::Kernels& library = kernels_for(x, elements);  // of _core for few elements on the CPU, else of the device
   const Source source = find_source(given, object, x, dtype);
   const Reference holder{source.holder()};
   if (holder.object == nullptr || (source.is_grid() && source.grid.words == nullptr)) return use_general_path();
@@ -221,10 +222,10 @@ inline PyObject* fast_add(PyObject*, PyObject* const* items, Py_ssize_t count) {
     done = set_dropout(sum, device, &dropout) && set();
     a.dropout = dropout;
   }
-  const bool is_final = done && sum.drops() && !run.in_host_memory;
+  const bool is_final = done && sum.drops() && !library.in_host_memory;
   bool has_begun = false;
-  done = done && run_kernels(run, [&] {
-           return launch(run, x.device_id, source, a, scalars, is_new && !by_torch, &has_begun);
+  done = done && run_kernels(library, [&] {
+           return launch(library, x.device_id, source, a, scalars, is_new && !by_torch, &has_begun);
          });
   if (!done) {
     if (has_begun || is_final) raise_launch_failure();  // the general path would add, or draw a seed, a second time

@@ -23,7 +23,7 @@ inline PyObject* fast_dropout(PyObject*, PyObject* const* items, Py_ssize_t coun
   const int dtype = dtype_of(object, &x);
   const int64_t elements = dtype < 0 ? 0 : count_elements(x);
   if (dtype < 0 || !are_ready(x, elements)) return use_general_path();
-  const sinpe::Kernels& run = kernels_for(x, elements);
+  const sinpe::Kernels& library = kernels_for(x, elements);
   PyObject* result = PyObject_CallOneArg(python.empty_like, object);
   // Described again, because other threads may have run in between.
   bool done = result != nullptr && dtype_of(object, &x) == dtype && dtype_of(result, &out) == dtype &&
@@ -34,8 +34,8 @@ inline PyObject* fast_dropout(PyObject*, PyObject* const* items, Py_ssize_t coun
     a.dropout.seed = PyLong_AsLongLong(items[1]);
     a.dropout.drop_threshold = static_cast<int32_t>(PyLong_AsLong(items[2]));
     a.scale = PyFloat_AS_DOUBLE(items[3]);
-    done =
-        PyErr_Occurred() == nullptr && run_kernels(run, [&] { return run.dropout(x.device_id, a, true) == SINPE_OK; });
+    done = PyErr_Occurred() == nullptr &&
+           run_kernels(library, [&] { return library.dropout(x.device_id, a, true) == SINPE_OK; });
   }
   if (done) return result;
   Py_XDECREF(result);

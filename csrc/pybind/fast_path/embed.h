@@ -102,7 +102,7 @@ inline PyObject* fast_embed(PyObject*, PyObject* const* items, Py_ssize_t count)
   const int intercepted = is_intercepted();
   if (intercepted < 0) return nullptr;
   if (intercepted > 0) Py_RETURN_NONE;
-  if (!is_readable(at(kIds)) || !has_values(at(kWeight), true)) return use_general_path();
+  if (!is_readable(at(kIds)) || !is_ordinary_tensor(at(kWeight), true)) return use_general_path();
   const bool rows_need_grad = needs_grad(sum), needs_gradient = rows_need_grad || needs_grad(at(kWeight));
   if (PyErr_Occurred() != nullptr || (rows_need_grad && !is_int(at(kEmbedSeqDim), -1))) return use_general_path();
   Tensor ids, weight, out;
@@ -124,7 +124,7 @@ inline PyObject* fast_embed(PyObject*, PyObject* const* items, Py_ssize_t count)
   if (!operands()) return use_general_path();
   const int64_t tokens = count_elements(ids), dim = weight.sizes[1];
   if (tokens > kernels_of(ids)->max_elements / dim || !are_ready(ids, tokens * dim)) return use_general_path();
-  const sinpe::Kernels& run = kernels_for(ids, tokens * dim);
+  const sinpe::Kernels& library = kernels_for(ids, tokens * dim);
   // If weight needs a gradient, a small result is torch's own scale * weight[ids], for its grad_fn, which is that of the
   // sum; the kernel overwrites its values. Any other result is recorded at the end, as that of the operator.
   const bool by_torch = needs_gradient && !rows_need_grad && !sum.drops() &&
@@ -155,7 +155,7 @@ inline PyObject* fast_embed(PyObject*, PyObject* const* items, Py_ssize_t count)
     e.num_embeddings = weight.sizes[0];
     e.weight_stride = weight.sizes[0] > 1 ? weight.strides[0] : dim;
     // The kernel would refuse an id after the seed has been drawn.
-    const bool is_checked = !sum.drops() || !run.in_host_memory || are_rows(ids, weight.sizes[0]);
+    const bool is_checked = !sum.drops() || !library.in_host_memory || are_rows(ids, weight.sizes[0]);
     return is_checked && set_rows(sum, plan.start, out, tokens * dim * (out.bits / 8), &e.add, &scalars);
   };
   if (by_torch) {  // checks all arguments before autograd saves the ids
@@ -179,8 +179,8 @@ inline PyObject* fast_embed(PyObject*, PyObject* const* items, Py_ssize_t count)
     done = set_dropout(sum, device, &dropout) && dtype_of(result, &out) == dtype && set(out);
     e.add.dropout = dropout;
   }
-  const bool is_final = done && sum.drops() && !run.in_host_memory;
-  done = done && run_kernels(run, [&] { return run.embed(ids.device_id, plan.plan, &e, scalars) == SINPE_OK; });
+  const bool is_final = done && sum.drops() && !library.in_host_memory;
+  done = done && run_kernels(library, [&] { return library.embed(ids.device_id, plan.plan, &e, scalars) == SINPE_OK; });
   if (!done) {
     if (is_final) raise_launch_failure();  // the general path would draw a seed a second time
     Py_DECREF(result);

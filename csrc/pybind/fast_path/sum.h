@@ -94,7 +94,7 @@ struct Written {
   // Gets the description of a tensor that is read; returns whether it is on this device and has no memory in common. Its
   // strides must be 0 or more.
   bool describe_apart(PyObject* object, Tensor* t) const {
-    if (!has_values(object, true) || !describe(object, t) || device_of(*t) != device) return false;
+    if (!is_ordinary_tensor(object, true) || !describe(object, t) || device_of(*t) != device) return false;
     int64_t last = 0;
     for (int32_t d = 0; d < t->rank; ++d) {
       const int64_t stride = t->sizes[d] > 1 ? t->strides[d] : 0;
@@ -203,8 +203,8 @@ inline bool is_row_major(const sinpe_add_arguments& a) {
   return true;
 }
 
-// Sets the dropout, and draws its seed if none is given: after all checks, so that a call that raises does not advance
-// the generator.
+// Sets the dropout, and draws its seed from torch's generator if none is given (`draw` in operations/dropout.py): after
+// all checks, so that a call that raises does not advance the generator.
 inline bool set_dropout(const Sum& sum, int32_t device, sinpe_dropout_arguments* d) {
   PyObject* seed = sum.seed == Py_None ? PyObject_CallFunction(python.draw_seed, "i", device) : Py_NewRef(sum.seed);
   int overflow = 0;

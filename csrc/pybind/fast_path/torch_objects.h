@@ -155,14 +155,14 @@ inline bool needs_grad(PyObject* x) {
   return requires_grad != Py_False && returns_true(python.is_grad_enabled);
 }
 
-// Whether a tensor's memory has its values.
-inline bool has_values(PyObject* x, bool may_be_parameter = false) {
+// Whether an object is a torch.Tensor, not of a subclass, whose memory has its values, not their negatives.
+inline bool is_ordinary_tensor(PyObject* x, bool may_be_parameter = false) {
   if (!has_type(x, python.tensor) && !(may_be_parameter && has_type(x, python.parameter))) return false;
   return returns_false(x, names.is_neg);
 }
 
 // Whether a tensor can be read directly, without recording for autograd.
-inline bool is_readable(PyObject* x) { return has_values(x) && PyErr_Occurred() == nullptr && !needs_grad(x); }
+inline bool is_readable(PyObject* x) { return is_ordinary_tensor(x) && PyErr_Occurred() == nullptr && !needs_grad(x); }
 
 // Whether `out` can be written directly. A lazy copy (copy-on-write) is deferred until an address for writing is
 // requested. (For x, which is read, it is made at that point.)
