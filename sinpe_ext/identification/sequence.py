@@ -83,7 +83,7 @@ def search(table: Table, *, known: bool = False, strict: bool = False, exchanged
             result = blind
     if not result.fitting and not result.closest:
         result.reason = (not exchanged and not strict and _exchanged(table, samples)) or (
-            f"{len(samples.rows)} rows are too few to fit one, and no convention as it is gives them"
+            f"{len(samples.rows)} rows are too few to fit one, and none of the conventions gives them"
             if len(samples.rows) < FEWEST_ROWS
             else "its columns are smooth, but no ladder of frequencies gives them (learned values, perhaps, or a "
             "flattened grid: pass shape=(H, W) or (T, H, W))"

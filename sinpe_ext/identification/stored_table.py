@@ -203,7 +203,7 @@ def _other(kind: str, is_complex: bool) -> str:
     """The reason to report for a dtype that tables do not have."""
     if is_complex:
         return f"{kind} values are those of a rotary cache or a spectrum, not of an encoding that is added"
-    return f"{kind} values are no sines (positions or ids, perhaps)"
+    return f"{kind} values cannot be sines; they may be positions or ids"
 
 
 def _storage(sample: Tensor) -> torch.dtype:

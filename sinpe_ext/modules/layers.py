@@ -268,7 +268,8 @@ class SinusoidalEmbedding(nn.Embedding):
         where = shared.factory_kwargs(device, dtype)
         if _weight is not None and tuple(checks.weight(_weight).shape) != (num_embeddings, embedding_dim):
             raise ValueError(
-                f"_weight: expected shape ({num_embeddings}, {embedding_dim}), got {tuple(_weight.shape)}; pass that"
+                f"_weight: expected shape ({num_embeddings}, {embedding_dim}), got {tuple(_weight.shape)}; pass "
+                "a weight of num_embeddings rows and embedding_dim channels"
             )
         values.addressable("num_embeddings", num_embeddings, embedding_dim, 8)
         super().__init__(

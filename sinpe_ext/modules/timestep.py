@@ -44,7 +44,8 @@ class TimestepEncoding(nn.Module):
         encoding: an Encoding or the name of a one-dimensional convention.
         dtype: dtype of the result, whatever the dtype of t. None: the dtype that a parameter of the layer would have:
             torch's default dtype, and after `.half()`, `.to(torch.bfloat16)` or similar, called on the layer or on a
-            model that contains it, that dtype. float32, float64, bfloat16 or float16: this dtype, whatever the layer is
+            model that contains it, that dtype; not after load_state_dict(assign=True) or an assignment to a parameter's
+            data, which the layer does not see. float32, float64, bfloat16 or float16: this dtype, whatever the layer is
             converted to.
         device: accepted as in PyTorch's layers and not used: the layer holds no tensor, and the result is on the device
             of t.

@@ -168,7 +168,11 @@ def channels(name: str, shape: Sequence[int], width: int, dim: int) -> None:
     if width != dim:
         raise ValueError(
             f"{name}: expected {dim} channels, those of the encoding, got {width} in shape {tuple(shape)}; "
-            + (f"pass an encoding of dim {width}" if width else f"pass a {name} with channels")
+            + (
+                f"pass an encoding of dim {width}, to a layer d_model={width}"
+                if width
+                else f"pass a {name} with channels"
+            )
             + (", or the channel_dim of x" if name == "x" else "")
         )
 

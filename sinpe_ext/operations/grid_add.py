@@ -116,6 +116,11 @@ class GridForm:
                 return False
             if has_positions:
                 return True
+            if positions is not None:
+                raise ValueError(
+                    f"positions: expected coordinates of a grid of {axes} axes in the last dimension, got shape "
+                    f"{tuple(positions)}; stack those of the axes, as positions.grid does"
+                )
             why = f"extra_tokens={self.extra}" if self.extra else f"x of {rank} dimensions and a grid of {axes} axes"
             raise ValueError(
                 f"grid_shape: expected the lengths of the grid's axes for {why}, got None with x of shape {shape}; "
