@@ -27,13 +27,13 @@ from .dropin import (
     Candidate,
     DropIn,
     Left,
+    depends_on_more,
     has,
     has_changed,
     isolated_copy,
     number,
     parameters,
     settings,
-    unknown_member,
 )
 from .measure import Probe, operators_of
 
@@ -177,9 +177,9 @@ def computed_of(module: Any) -> list[Candidate] | Left | None:
 
 def _at_positions(module: Any, dim: Any, base: Any, tables: tuple[str, ...]) -> list[Candidate] | Left:
     """Candidates for a module whose forward returns rows at positions: lucidrains' SinusoidalPosEmb."""
-    unknown = unknown_member(module, tables)
-    if unknown:
-        return Left(f"it has `{unknown}`, too, on which its forward may depend and which a drop-in would not follow")
+    more = depends_on_more(module, tables)
+    if more:
+        return Left(more)
     device = next((held.device for held in module.buffers()), torch.device("cpu"))
     others = set(operators_of(isolated_copy(module), Probe((torch.arange(3.0, device=device),)))) - OPERATORS
     if others:
@@ -252,9 +252,9 @@ def _scaled(module: Any, key: str, scale: str) -> list[Candidate] | Left:
     """Candidates for x-transformers' module; `key` and `scale` are its buffer and its parameter."""
     held = module._buffers[key]
     dim, device = 2 * held.numel(), held.device
-    unknown = unknown_member(module, (key, scale))
-    if unknown:
-        return Left(f"it has `{unknown}`, too, on which its forward may depend and which a drop-in would not follow")
+    more = depends_on_more(module, (key, scale))
+    if more:
+        return Left(more)
     encoding: Any = convention("paper_concat", dim, base=_base_of(held))
     if not _holds(encoding, held):
         return Left(f"its buffer `{key}` holds no frequencies of a convention that swap knows")

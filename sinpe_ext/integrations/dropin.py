@@ -227,12 +227,16 @@ def members(module: nn.Module) -> dict[str, Any]:
     return {key: value for key, value in every.items() if not key.startswith("_sinpe")}
 
 
-def unknown_member(module: nn.Module, known: tuple[str | None, ...]) -> str:
-    """The name of a tensor, container or object of a module, except the known ones, on which its forward may depend;
-    "" if there is none. The children may only be those that are the identity in evaluation mode."""
+def depends_on_more(module: nn.Module, known: tuple[str | None, ...]) -> str:
+    """Why a drop-in would not follow a module with other tensors, containers or objects than the known ones, or with
+    children that are not the identity in evaluation mode; "" if it has none."""
     others = [key for key, value in members(module).items() if key not in known and not _simple(value)]
     others += [name for name, child in module.named_children() if type(child) not in (nn.Dropout, nn.Identity)]
-    return others[0] if others else ""
+    return (
+        f"it has `{others[0]}`, too, on which its forward may depend and which a drop-in would not follow"
+        if others
+        else ""
+    )
 
 
 def is_unchanged(module: nn.Module, called: nn.Module, tables: tuple[str, ...]) -> bool:

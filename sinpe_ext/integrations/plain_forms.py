@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,20 +25,18 @@ from .dropin import (
     Candidate,
     DropIn,
     Left,
+    depends_on_more,
     has_changed,
     isolated_copy,
     number,
     parameters,
     settings,
-    unknown_member,
 )
 from .measure import Probe, operators_of, quiet
 
 BATCH, LENGTH = 3, 5  # of the first call; different, so that the dimensions can be distinguished
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-5}  # relative error of a sum; of 16-bit types 1e-2
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-LARGE = (100.0, 1e4)  # further sizes of x, which reveal code that clamps or saturates
-PADDING = (0, 1, 2, 3, 5, 100, 103, 151643, 21128, 29999, 32000, 50256, 50257, 128001, 250001, -1, -100)
 
 # Layouts of x: its dimensions, B for the batch, L for the sequence, C for the channels.
 LAYOUTS = {"batch first": "BLC", "sequence first": "LBC", "channels first": "BCL", "one sequence": "LC"}
@@ -161,12 +158,6 @@ def forms_of(
         learned: the name of the parameter that may be a learned factor.
         recognized: beginning of the reason to report, which names the table.
     """
-    unknown = unknown_member(module, (key, learned))
-    if unknown:
-        reason = f"it has `{unknown}`, too, on which its forward may depend and which a drop-in would not follow"
-        return Left(f"{recognized}, but {reason}", encoding)
-    if len(rows) < LENGTH:
-        return Left(f"{recognized}, but it has only {len(rows)} rows", encoding)
     children: list[str | None] = [name for name, child in module.named_children() if type(child) is nn.Dropout]
     common = {
         "_sinpe_argument": parameters(module)[0],
@@ -174,7 +165,7 @@ def forms_of(
         "_sinpe_settings": settings(module),
     }
     candidates = []
-    reason = _refused(module, rows, children)
+    reason = depends_on_more(module, (key, learned)) or _refused(module, rows, children)
     if reason:
         return Left(f"{recognized}, but {reason}", encoding)
     with quiet(rows.device):
@@ -191,7 +182,9 @@ SUMS = VIEWS | {"mul", "div", "add", "dropout", "native_dropout", "bernoulli_", 
 
 
 def _refused(module: Any, rows: Tensor, children: list[str | None]) -> str:
-    """Why the operators that forward calls are not those of a known form; "" if they may be, or none can be called."""
+    """Why forward cannot have a known form, by the operators that it calls; "" if it may, or if no call succeeds."""
+    if len(rows) < LENGTH:
+        return f"it has only {len(rows)} rows"
     for layout in (*LAYOUTS.values(), IDS):
         try:
             call = Probe((_noise(layout, rows, BATCH, LENGTH),), dropout=0.5)
@@ -245,7 +238,6 @@ def _sums(module: Any, rows: Tensor, learned: str | None) -> Iterator[Form]:
             options["_sinpe_follows"] = _follows(module, layout, rows, sums=True)
             form = f"{_times(a)}x + {_times(factor)}rows, {name}"
             probes = [_probe(_noise(layout, rows, *size, dtype), rows) for size, dtype in _calls(rows)]
-            probes += [_probe(_noise(layout, rows, 2, LENGTH) * size, rows, reported=False) for size in LARGE]
             longer = _probe(_noise(layout, rows, 1, len(rows) + 1), rows, reported=False)
             longer.may_fail = True  # it is longer than the table
             yield AddRows, form, options, [*probes, longer, *_both_in_training(layout, rows)]
@@ -266,7 +258,6 @@ def _rows_alone(module: Any, rows: Tensor) -> Iterator[Form]:
             follows = layout != IDS and _follows(module, layout, rows, sums=False)
             options = {"_sinpe_layout": layout, "_sinpe_result": result, "_sinpe_follows": follows}
             probes = [_probe(_noise(layout, rows, *size, dtype), rows) for size, dtype in _calls(rows)]
-            probes += [_probe(other, rows) for other in _other_values(module, x)]
             form = f"rows for the length of x{suffix}"
             yield GiveRows, form, options, probes + _both_in_training(layout, rows)
             break
@@ -294,20 +285,6 @@ def _noise(layout: str, rows: Tensor, batch: int, length: int, dtype: torch.dtyp
     if layout == IDS:
         return torch.randint(0, 50, shape, generator=generator).to(rows.device)
     return (torch.randn(shape, generator=generator) * 0.5).to(device=rows.device, dtype=dtype or rows.dtype)
-
-
-def _other_values(module: Any, x: Tensor) -> Iterator[Tensor]:
-    """Inputs like x on which rows that are masked by values of x would depend: zeros, ones and NaN, or padding ids."""
-    if x.is_floating_point():
-        yield from (torch.full_like(x, value) for value in (0.0, 1.0, 1e4, math.nan))
-        return
-    code = getattr(type(module).forward, "__code__", None)
-    words = [*vars(module).values(), *(code.co_consts if isinstance(code, types.CodeType) else ())]
-    named = {word for word in words if type(word) is int and abs(word) < 2**31}
-    for value in sorted({*PADDING, *named}):
-        ids = x.clone()
-        ids.view(-1)[::2] = value
-        yield ids
 
 
 def _probe(x: Tensor, rows: Tensor, reported: bool = True) -> Probe:
