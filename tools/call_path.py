@@ -1,7 +1,8 @@
 """Counts the Python functions and files of the package that a call enters: `python tools/call_path.py [--list CALL]`.
 
 Each call runs on the CPU, without a gradient unless its name says so, after three warm-up calls. Only functions that
-are defined in the package are counted, not torch's own. `--list add` prints the functions of one call, in order.
+are defined in the package are counted, not torch's own, and no comprehensions or generator expressions. `--list add`
+prints the functions of one call, in order.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 import sinpe_ext as sinpe
 
 PACKAGE = Path(sinpe.__file__).parent
+INLINE = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")  # a frame of its own or not, by Python version
 B, S, D, ROWS = 2, 16, 512, 1000
 
 
@@ -74,7 +76,7 @@ def passed(call: Callable[[], Any]) -> list[tuple[str, str]]:
     def profile(frame: FrameType, event: str, _: Any) -> None:
         if event == "call":
             path = Path(frame.f_code.co_filename)
-            if path.is_relative_to(PACKAGE):
+            if path.is_relative_to(PACKAGE) and frame.f_code.co_name not in INLINE:
                 functions.append(
                     (path.relative_to(PACKAGE).as_posix(), getattr(frame.f_code, "co_qualname", frame.f_code.co_name))
                 )

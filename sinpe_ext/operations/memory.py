@@ -55,10 +55,9 @@ def _may_share(out: torch.Tensor, t: torch.Tensor) -> bool:
     if torch_state.has_no_data(out.device) or not out.numel() or not t.numel():
         return False
     try:
-        distance = t.data_ptr() - out.data_ptr()
+        return _ranges_overlap(out, t)
     except RuntimeError:  # torch.func's tensors have no data pointer
         return False
-    return -_span(t) * t.element_size() < distance < _span(out) * out.element_size()
 
 
 def writable(name: str, out: torch.Tensor) -> None:
@@ -141,7 +140,7 @@ def overlaps_partly(out: torch.Tensor, x: torch.Tensor) -> bool:
         return 0 < abs(distance) < x.numel() * size
     if _strides(out) == _strides(x):
         return distance != 0 and _reaches(distance, _nested(out), size)
-    return -_span(x) * size < distance < _span(out) * size
+    return _ranges_overlap(out, x)
 
 
 def _strides(t: torch.Tensor) -> list[int]:
@@ -149,9 +148,17 @@ def _strides(t: torch.Tensor) -> list[int]:
     return [stride for size, stride in zip(t.shape, t.stride(), strict=True) if size > 1]
 
 
-def _span(t: torch.Tensor) -> int:
-    """The number of elements from the first to the last element in memory."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+def _ranges_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the ranges of memory, from the first to the last element, of two tensors with elements overlap."""
+    first, end = _range(a)
+    other_first, other_end = _range(b)
+    return first < other_end and other_first < end
+
+
+def _range(t: torch.Tensor) -> tuple[int, int]:
+    """The address of the first element of a tensor, and of the byte after its last one."""
+    last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+    return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
 
 
 def _reaches(distance: int, dimensions: list[tuple[int, int]], item: int) -> bool:
