@@ -173,12 +173,15 @@ class Operator:
             return self._into(record, out, state)
         operands = record if out is None else (*record, out)
         given = [operands[k] for k in self._tensors if operands[k] is not None]
-        if is_traced or any(map(is_batched, given)):  # batched: calls the operator once per sample
+        runs_now = not is_traced or (state.transformed and not state.fx_tracing)
+        if not runs_now or any(map(is_batched, given)):  # batched: calls the operator once per sample
             return self.op(*operands)
         on_cpu = operands[0].is_cpu
         device_type = "cpu" if on_cpu else operands[0].device.type
         if not loader.choices.get(device_type) and not loader.compiled(device_type):
             return self.reference(*operands)
+        if is_traced:
+            return self.op(*operands)
         if state is not NOT_INTERCEPTED or _is_profiled() or any(map(_needs_dispatcher, given)):
             with torch._C._AutoDispatchBelowAutograd():
                 return self.op(*operands)

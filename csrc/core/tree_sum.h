@@ -40,6 +40,17 @@ void tree_sum(int64_t n, const Add& add, const Carry& carry) {
   for (int level = 1; level < levels; ++level) carry(level);
 }
 
+inline double tree_sum(const double* terms, int64_t n) {
+  double sums[64 / kTreeBits + 2] = {};  // by level
+  tree_sum(
+      n, [&](int64_t k) { sums[1] += terms[k]; },
+      [&](int level) {
+        sums[level + 1] += sums[level];
+        sums[level] = 0.0;
+      });
+  return sums[tree_levels(n)];
+}
+
 // A dot product over channels has kDotSums partial sums in double: channel c is added to sum c % kDotSums, in ascending
 // order of the channels. In CUDA, each of eight threads has eight consecutive ones. At the end, the four even and the
 // four odd sums of each eight are added separately (sum_of_four), then those of the eights (sum_of_eight), and last the

@@ -36,6 +36,9 @@ int64_t row_dots_scratch(const sinpe_add_arguments& a);
 // Both gradients of add: row_dots(a.x) into `dots`, and dropout(a.x) into a.out. The scratch is that of row_dots.
 sinpe_status add_backward(const DevicePlan& plan, const sinpe_add_arguments& a, double* dots, void* scratch,
                           const DeviceScalars& scalars, Stream stream);
+// The sum of n doubles into *out, in the order of core/tree_sum.h. scratch: tree_sum_scratch(n) bytes of device memory.
+sinpe_status tree_sum(const double* terms, int64_t n, double* out, void* scratch, Stream stream);
+int64_t tree_sum_scratch(int64_t n);
 sinpe_status embed(const DevicePlan& plan, const sinpe_embed_arguments& e, const DeviceScalars& scalars, Stream stream);
 
 // As sinpe_embed_backward, but ids that are not rows of the weight are ignored. scratch: embed_backward_scratch(a)

@@ -1,6 +1,7 @@
 // The operators on the CPU, implemented by the C interface, sinpe.h.
 #include "core/dtype.h"
 #include "core/kernels.h"
+#include "core/tree_sum.h"
 #include "cpu/populate.h"
 #include "torch/operators.h"
 
@@ -66,6 +67,7 @@ struct Call {
     a.out = dots;
     row_dots(plan, a, nullptr);
   }
+  void tree_sum(const double* terms, int64_t n, double* out) const { *out = sinpe::tree_sum(terms, n); }
   void embed(const PackedArray& plan, sinpe_embed_arguments& e) const {
     const sinpe_status status = sinpe_embed(plan.data, plan.size, &e);
     check_ids_status(status, e.bad_id, e.num_embeddings);

@@ -128,6 +128,10 @@ struct Call {
     Tensor scratch = memory(cuda::row_dots_scratch(a));
     check_launch(cuda::add_backward(plan, a, dots, scratch.mutable_data_ptr(), scalars, stream));
   }
+  void tree_sum(const double* terms, int64_t n, double* out) const {
+    Tensor scratch = memory(cuda::tree_sum_scratch(n));
+    check_launch(cuda::tree_sum(terms, n, out, scratch.mutable_data_ptr(), stream));
+  }
   void embed(const cuda::DevicePlan& plan, const sinpe_embed_arguments& e) const {
     check_launch(cuda::embed(plan, e, scalars, stream));
   }

@@ -125,6 +125,18 @@ struct Operators {
     return {to_x, dots};
   }
 
+  static Tensor tree_sum(const Tensor& terms) {
+    const Call call("terms", terms);
+    call.device.expect("terms", terms);
+    expect(terms.is_contiguous() && terms.scalar_type() == ScalarType::Double,
+           "terms: expected contiguous float64, got ", torch::headeronly::toString(terms.scalar_type()),
+           "; pass terms.double().contiguous()");
+    Tensor out = new_dense(call.device, Integers(), SINPE_FLOAT64);
+    call.tree_sum(static_cast<const double*>(terms.const_data_ptr()), terms.numel(),
+                  static_cast<double*>(out.mutable_data_ptr()));
+    return out;
+  }
+
   // `padding_idx` and `sparse` are used by the derivative only.
   static Tensor embed(const Tensor& ids, const Tensor& weight, const Tensor& plan, Optional positions,
                       Optional padding_mask, Optional alpha, Optional seed, int64_t start, bool positions_are_starts,
@@ -167,6 +179,7 @@ struct Operators {
     m.impl("dropout", TORCH_BOX(&dropout));
     m.impl("row_dots", TORCH_BOX(&row_dots));
     m.impl("add_backward", TORCH_BOX(&add_backward));
+    m.impl("tree_sum", TORCH_BOX(&tree_sum));
     m.impl("embed", TORCH_BOX(&embed));
     m.impl("embed_backward", TORCH_BOX(&embed_backward));
   }

@@ -6,8 +6,8 @@ out = keep * (scale * x + alpha * PE(p)), keep being the dropout mask times its 
 d x = scale * G, d alpha = sum(G * PE), d p = alpha * sum_c(G_c * PE'_c), and a channel's derivative
 PE' = 2 pi f * A sin(2 pi (p f + (q + 1)/4)) is the partner plan's channel times its angular frequency, the argument
 `angular_frequencies` of `row_dots`. The operator `row_dots` computes the sums over channels, and `add_backward` these
-and d x, on CUDA in one pass over grad; they recompute rows and mask instead of storing them, and their own derivatives
-consist of the same operators, so derivatives of every order work.
+and d x, on CUDA in one pass over grad; for alpha, `tree_sum` adds the sums of all rows. They recompute rows and mask
+instead of storing them, and their own derivatives consist of the same operators, so derivatives of every order work.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..torch_state import NOT_INTERCEPTED
 from . import checks, dropout, encoded_rows, memory, plans
 from .checks import Target
 from .dropout import DROPOUT, Dropout, scaled
-from .encoded_rows import ROW_DOTS, RowDots, derivative_plan, reduced, row_dots_gradients
+from .encoded_rows import ROW_DOTS, TREE_SUM, RowDots, TreeSum, derivative_plan, reduced, row_dots_gradients
 from .plans import decoded, pack_plan
 
 if TYPE_CHECKING:
@@ -563,7 +563,8 @@ def alpha_gradient(grad: Tensor, a: Add | Embed) -> Tensor:
 def summed(dots: Tensor, a: Add | Embed) -> Tensor:
     """The gradient with respect to alpha, from the results of `row_dots`."""
     assert isinstance(a.alpha, Tensor)
-    return dots.sum().reshape(a.alpha.shape).to(a.alpha.dtype)
+    total: Tensor = TREE_SUM(TreeSum(dots))
+    return total.reshape(a.alpha.shape).to(a.alpha.dtype)
 
 
 def position_gradient(grad: Tensor, a: Add | Embed) -> Tensor:

@@ -70,7 +70,8 @@ def seed_tensor(seed: Any, device: torch.device) -> Tensor:
         )
     if seed is None:
         # A custom operator in a graph: the compiler would replace torch.randint by another random stream.
-        return torch.ops.sinpe_ext.draw_seed.default(torch.empty((), dtype=torch.int64, device=device))
+        drawn: Tensor = DRAW_SEED(DrawSeed(torch.empty((), dtype=torch.int64, device=device)))
+        return drawn
     if not isinstance(seed, Tensor) and isinstance(seed, torch.Generator):
         if seed.device.type == "cuda" and _can_draw_on_host(seed.device):
             return number(_drawn(seed), torch.int64, device)
@@ -126,7 +127,7 @@ class DrawSeed(NamedTuple):
     like: Tensor
 
 
-Operator(
+DRAW_SEED = Operator(
     "draw_seed",
     DrawSeed,
     reference=lambda d: torch.randint(INT64_MAX, (), dtype=torch.int64, device=d.like.device),

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from .. import reference, torch_state
-from ..backend import loader
 from ..encodings import resolve
 from ..encodings.plan import plan as _plan_of
 from ..encodings.values import position_range
 from ..operator import Derivative, Operator, Size, one_by_one
-from ..reference import apply, float32_angle, onnx
+from ..reference import apply, float32_angle, onnx, tree_sum
 from ..reference.tiles import accumulation, arranged, widest
 from .dropout import Dropout, scaled
 from .plans import (
@@ -47,8 +46,6 @@ def table(of: EncodingArguments, length: Any, start: Any, dtype: torch.dtype, de
         if torch_state.is_exporting():
             return onnx.table(_plan_of(encoding), length, start, dtype, device)
         rows = TABLE(Table(graph_plan(*of, device), start, length, encoding.dim, dtype), state=state)
-    elif not (state.fx_tracing or loader.compiled(device.type)):  # an intercepted operator may call a loaded kernel
-        return reference.table(_plan_of(encoding), length, encoding.start + start, dtype, device)
     else:
         with _stated_size((length, encoding.dim), dtype, device):
             rows = TABLE(Table(pack_plan(encoding, device), start, length, encoding.dim, dtype), state=state)
@@ -83,8 +80,6 @@ def _rows_at(positions: Tensor, packed_plan: Tensor, dim: int, dtype: torch.dtyp
     state, shape = torch_state.read(), (*positions.shape, dim)
     if (state.fake or positions.is_meta) and not state.fx_tracing:
         return positions.new_empty(shape, dtype=dtype)
-    if (state.traced or state.transformed) and not (state.fx_tracing or loader.compiled(positions.device.type)):
-        return reference.encode(decoded(packed_plan), positions.detach(), dtype)
     with _stated_size(shape, dtype, positions.device):
         rows: Tensor = ENCODE(Encode(positions.contiguous(), packed_plan, dim, dtype), state=state)
     return rows
@@ -219,10 +214,16 @@ class RowDots(NamedTuple):
     rng_offsets: Sequence[Size] = ()
 
 
+class TreeSum(NamedTuple):
+    """Operand of `tree_sum`: float64, on devices without it float32; contiguous."""
+
+    terms: Tensor
+
+
 def _table(t: Table) -> Tensor:
     plan = decoded(t.plan)
     position_range(plan.start + t.start, t.length)  # a graph may pass an unchecked start
-    return reference.table(plan, t.length, plan.start + t.start, t.dtype)
+    return reference.table(plan, t.length, plan.start + t.start, t.dtype, t.plan.device)
 
 
 TABLE = Operator("table", Table, reference=_table, fake=lambda t: t.plan.new_empty((t.length, t.dim), dtype=t.dtype))
@@ -294,4 +295,15 @@ ROW_DOTS = Operator(
     fake=lambda a: empty_dots(a.grad),
     vmap=one_by_one,
     derivative=Derivative(row_dots_gradients),
+)
+
+
+# The sum of all elements, in the order of csrc/core/tree_sum.h.
+TREE_SUM = Operator(
+    "tree_sum",
+    TreeSum,
+    reference=lambda t: tree_sum.total(t.terms),
+    fake=lambda t: t.terms.new_empty(()),
+    vmap=one_by_one,
+    derivative=Derivative(lambda t, needed, grad, shape: {"terms": grad.expand(shape)}, not_saved="terms"),
 )

@@ -26,7 +26,7 @@ from ..reference.tiles import accumulation, arranged
 from . import checks, grid_rows
 from .add import ADD, Add, AddArguments, Addition, Part, cached_by_value, position_gradient, row_dots_of
 from .dropout import DROPOUT, Dropout, scaled
-from .encoded_rows import ROW_DOTS, row_positions
+from .encoded_rows import ROW_DOTS, TREE_SUM, TreeSum, row_positions
 from .plans import pack_plan
 
 _is_compiling = torch.compiler.is_compiling
@@ -314,7 +314,7 @@ class DifferentiableGrid(torch.autograd.Function):
                     part, packed_plan, at, mask, alpha, seed, drop_threshold=ctx.drop_threshold, rng_offsets=rng_offsets
                 )
                 if ctx.needs_input_grad[1]:
-                    dots = ROW_DOTS(row_dots_of(part, a)).sum()
+                    dots = TREE_SUM(TreeSum(ROW_DOTS(row_dots_of(part, a))))
                     to_alpha = dots if to_alpha is None else to_alpha + dots
                 if ctx.needs_input_grad[2]:
                     one = position_gradient(part, a)

@@ -6,8 +6,24 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 TERMS = 64  # per node
+
+
+@torch.no_grad()
+def total(terms: Tensor) -> Tensor:
+    """The sum of all elements in row-major order, of shape (); without gradient."""
+    sums = terms.reshape(-1)
+    while True:
+        count = len(sums)
+        nodes = max(1, -(-count // TERMS))
+        of_nodes = functional.pad(sums, (0, nodes * TERMS - count)).view(nodes, TERMS)
+        sums = torch.zeros_like(of_nodes[:, 0])
+        for k in range(min(count, TERMS)):
+            sums = sums + of_nodes[:, k]
+        if nodes == 1:
+            return sums.reshape(())
 
 
 def levels(ids: Tensor, rows: int) -> Iterator[tuple[Tensor, int]]:

@@ -1,4 +1,4 @@
-// The CUDA kernel bodies of gradients against the CPU, on random calls: row_dots and embed_backward.
+// The CUDA kernel bodies of gradients against the CPU, on random calls: row_dots, tree_sum and embed_backward.
 #include <algorithm>
 #include <numeric>
 
@@ -64,6 +64,22 @@ void test_add_backward() {
     for (size_t i = 0; i < dots.size(); ++i) wrong += !same(dots[i], want_dots[i]);
     for (size_t i = 0; i < want.storage.size(); ++i) wrong += !same(got.storage[i], want.storage[i]);
     CHECK(wrong == 0);
+  }
+}
+
+// tree_sum: up to three launches.
+void test_tree_sum() {
+  check::Random random;
+  for (const int64_t n : {0, 1, 63, 64, 65, 4095, 4096, 4097, 64 * 4096 + 1, 4096 * 4096 + 1}) {
+    std::vector<double> terms;
+    for (int64_t k = 0; k < n; ++k) terms.push_back(random.uniform() - 0.5);
+    std::vector<double> scratch(static_cast<size_t>(sinpe::cuda::tree_sum_scratch(n)) / sizeof(double), NAN);
+    double got = NAN;
+    if (!scratch.empty()) CHECK(sinpe::cuda::tree_sum(terms.data(), n, &got, nullptr, nullptr) == SINPE_BAD_ARGUMENT);
+    CHECK(sinpe::cuda::tree_sum(terms.data(), n, &got, scratch.data(), nullptr) == SINPE_OK);
+    CHECK(same(got, sinpe::tree_sum(terms.data(), n)));
+    const long double want = std::accumulate(terms.begin(), terms.end(), 0.0L);
+    CHECK(std::fabs(static_cast<double>(want) - got) <= 1e-14 * static_cast<double>(n));
   }
 }
 
@@ -178,6 +194,7 @@ void test_bad_ids() {
 }  // namespace
 
 int main() {
+  test_tree_sum();
   test_row_dots<float>();
   test_add_backward<float>();
   test_row_dots<double>();

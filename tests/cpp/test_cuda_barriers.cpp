@@ -118,6 +118,13 @@ void test_type(const TestPlan& plan) {
                      all.insert(all.end(), more.begin(), more.end());
                      return all;
                    }});
+    check_barriers("tree_sum", {[&] {
+                     std::vector<double> terms, out(1);
+                     for (int k = 0; k < 5000; ++k) terms.push_back(k * 0.3);
+                     double scratch[2];
+                     CHECK(sinpe::cuda::tree_sum(terms.data(), 5000, out.data(), scratch, nullptr) == SINPE_OK);
+                     return bytes_of(out);
+                   }});
     check_barriers("embed", {[&] {
                      std::vector<T> out;
                      std::vector<int64_t> ids;

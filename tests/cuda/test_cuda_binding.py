@@ -47,6 +47,7 @@ def arguments(name: str, device: torch.device) -> dict[str, Any]:
         "alpha": torch.ones(1, device=device),
         "seed": torch.zeros(1, dtype=torch.int64, device=device),
         "angular_frequencies": torch.ones(D, dtype=torch.float64, device=device),
+        "terms": torch.zeros(B, S, dtype=torch.float64, device=device),
         "start": 0, "length": S, "dim": D, "dtype": torch.float32, "positions_are_starts": False, "scale": 1.0,
         "drop_threshold": 100, "rng_offsets": [], "padding_idx": -1, "sparse": False, "num_embeddings": ROWS,
     }  # fmt: skip
@@ -102,6 +103,8 @@ ERRORS: dict[str, tuple[str, dict[str, Change], str]] = {  # operator, invalid a
     "out dtype": ("add_out", {"out": Tensor.double}, "out: expected the rank and dtype of x$"),
     "table rank": ("table_out", {"out": lambda t: t[0]}, r"out: expected the shape \(length, dim\)"),
     "table strided": ("table_out", {"out": lambda t: twice(t)[:, ::2]}, r"out: expected .* with contiguous channels$"),
+    "terms dtype": ("tree_sum", {"terms": Tensor.float}, "terms: expected contiguous float64, got Float; pass terms"),
+    "terms strided": ("tree_sum", {"terms": lambda t: t.mT}, "terms: expected contiguous float64, got Double; pass"),
     "length": ("table", {"length": -1}, "length: expected 0 or more, got -1$"),
     "dim": ("table", {"dim": 0}, "dim: expected "),
     "dtype": ("encode", {"dtype": torch.int64}, "dtype: expected a floating-point type, got Long$"),

@@ -125,6 +125,7 @@ def test_fake_kernels_keep_the_device(mode: FakeTensorMode) -> None:
         "add": op.add(x, words, None, None, None, seed, *rows, 9, []),
         "row_dots": op.row_dots(x, words, None, None, None, seed, 0, False, 9, []),
         "add_backward": op.add_backward(x, words, None, None, seed, *rows, 9, [])[0],
+        "tree_sum": op.tree_sum(torch.empty(B, S, dtype=torch.float64, device="cuda")),
         "embed": op.embed(ids, weight, words, None, None, None, seed, *rows, -1, False, 9, []),
         "embed_backward": op.embed_backward(x, ids, seed, V, -1, 1.0, 9, []),
         "plan_partner": op.plan_partner(words),

@@ -64,6 +64,7 @@ SHRUNK: dict[str, tuple[str, Any]] = {  # operand -> a call in which half of its
     "seed": ("dropout", lambda: (x(), shrunk(whole(2)[1:]), 9000, 1.0, [])),
     "alpha": ("add", lambda: (x(), words(), *NONE, shrunk(x(2)[1:]), None, *ROWS, 1.0, 0, [])),
     "angular_frequencies": ("row_dots", lambda: (x(), words(), *NONE, shrunk(x(D).double()), None, *ROWS, 0, [])),
+    "terms": ("tree_sum", lambda: (shrunk(x(D).double()),)),
     "ids": ("embed_backward", lambda: (x(), shrunk(whole(B, S)), None, 3, -1, 1.0, 0, [])),
     "grad": ("embed_backward", lambda: (shrunk(x()), whole(B, S), None, 3, -1, 1.0, 0, [])),
     "weight": (
@@ -232,6 +233,7 @@ CALLS = {
     "add_out": lambda: (x(), plan(), *rows(), alpha(), seed(), *start(), 1.0, *drop(), x()),
     "row_dots": lambda: (x(), plan(), *rows(), some(lambda: tensor(8, dtype=torch.float64)), seed(), *start(), *drop()),
     "add_backward": lambda: (x(), plan(), *rows(), seed(), *start(), 1.0, *drop()),
+    "tree_sum": lambda: (tensor(2, 5, dtype=draw.choice([torch.float64, torch.float32])),),
     "embed": lambda: (ids(), tensor(4, 8), plan(), *rows(), alpha(), seed(), *start(), 1.0, far(), False, *drop()),
     "embed_backward": lambda: (x(), ids(), seed(), draw.choice([4, 0, -1, 2**62]), draw.choice(FAR), 1.0, *drop()),
 }

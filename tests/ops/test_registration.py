@@ -47,6 +47,7 @@ SCHEMAS = {
     "add_backward": (
         f"(Tensor grad, Tensor plan, {ROWS}, Tensor? seed, {START}, float scale, {DROPPED}) -> (Tensor, Tensor)"
     ),
+    "tree_sum": "(Tensor terms) -> Tensor",
     "embed": (
         f"(Tensor ids, Tensor weight, Tensor plan, {ROWS}, Tensor? alpha, Tensor? seed, {START}, float scale, "
         f"int padding_idx, bool sparse, {DROPPED}) -> Tensor"
@@ -168,6 +169,9 @@ def samples(grad: bool) -> dict[str, tuple[str, tuple[Any, ...]]]:
             "add_backward",
             (x(grad=grad).transpose(0, 1), words, None, None, None, 5, False, 0.5, 0, [0, D, S * D, 1]),
         ),
+        "tree_sum": ("tree_sum", (torch.rand(B, S, dtype=torch.float64, requires_grad=grad),)),
+        "tree_sum of many": ("tree_sum", (torch.randn(64 * 64 + 1, dtype=torch.float64, requires_grad=grad),)),
+        "tree_sum of none": ("tree_sum", (torch.empty(0, S, dtype=torch.float64, requires_grad=grad),)),
         "embed": ("embed", (ids, weight, words, None, None, alpha, seed, 5, False, 1.5, 1, False, 9000, [])),
         "embed all": ("embed", (ids, weight, words, many, mask, alpha, seed, 0, False, 1.5, 1, False, 9000, shard)),
         "embed sequence": (
@@ -217,6 +221,7 @@ BATCHED = [
     "add all",
     "row_dots all",
     "add_backward all",
+    "tree_sum",
     "embed all",
     "embed_backward",
 ]
