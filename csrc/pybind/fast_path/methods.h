@@ -8,7 +8,7 @@
 #pragma once
 
 #include "pybind/fast_path/add.h"
-#include "pybind/fast_path/dropout.h"
+#include "pybind/fast_path/backward.h"
 #include "pybind/fast_path/embed.h"
 #include "pybind/fast_path/table.h"
 
