@@ -41,6 +41,9 @@ struct Kernels {
   sinpe_status (*add_grid)(int32_t device, const DevicePlan& grid, const void* values, int64_t n_values,
                            const sinpe_add_arguments& a, bool is_new);
   sinpe_status (*dropout)(int32_t device, const sinpe_add_arguments& a, bool is_new);
+  // The gradient of alpha of `add`: a.x is the gradient of the result; writes to *sum. Null on CUDA, where the operators
+  // compute it.
+  sinpe_status (*alpha_gradient)(int32_t device, const DevicePlan& plan, const sinpe_add_arguments& a, double* sum);
   sinpe_status (*embed)(int32_t device, const DevicePlan& plan, sinpe_embed_arguments* e, const DeviceScalars& scalars);
 };
 

@@ -1,7 +1,11 @@
 // The CPU's table of functions (core/kernels.h): those of the C interface, which populate the pages of new results.
 #include "core/kernels.h"
 
+#include <memory>
+#include <new>
+
 #include "core/layout.h"
+#include "core/tree_sum.h"
 #include "cpu/populate.h"
 
 namespace sinpe {
@@ -37,6 +41,17 @@ sinpe_status dropout(int32_t, const sinpe_add_arguments& a, bool is_new) {
   return sinpe_dropout(&a);
 }
 
+sinpe_status alpha_gradient(int32_t, const DevicePlan& plan, const sinpe_add_arguments& a, double* sum) {
+  const int64_t rows = product(a.sizes, a.rank - 1);
+  std::unique_ptr<double[]> dots(new (std::nothrow) double[static_cast<size_t>(rows)]);
+  if (dots == nullptr) return SINPE_NO_MEMORY;
+  sinpe_add_arguments into = a;
+  into.out = dots.get();
+  const sinpe_status status = sinpe_row_dots(plan.packed, plan.n_words, &into, nullptr);
+  *sum = tree_sum(dots.get(), rows);
+  return status;
+}
+
 sinpe_status embed(int32_t, const DevicePlan& plan, sinpe_embed_arguments* e, const DeviceScalars&) {
   const NewOutput output(e->add.out, bytes_of(e->add));
   return sinpe_embed(plan.packed, plan.n_words, e);
@@ -44,7 +59,8 @@ sinpe_status embed(int32_t, const DevicePlan& plan, sinpe_embed_arguments* e, co
 
 constexpr int64_t kMaxElements = int64_t{1} << 31;
 constexpr Kernels kKernels{
-    sizeof(Kernels), /*in_host_memory=*/true, kMaxElements, is_ready, table, encode, add, add_grid, dropout, embed};
+    sizeof(Kernels), /*in_host_memory=*/true, kMaxElements, is_ready, table, encode, add, add_grid,
+    dropout,         alpha_gradient,          embed};
 
 }  // namespace
 

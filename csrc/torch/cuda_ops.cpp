@@ -185,6 +185,7 @@ const sinpe::Kernels kernels{
     [](int32_t device, const sinpe_add_arguments& a, bool) {
       return launched(device, [&](cuda::Stream stream) { return cuda::dropout(a, {}, stream); });
     },
+    /*alpha_gradient=*/nullptr,
     [](int32_t device, const sinpe::DevicePlan& plan, sinpe_embed_arguments* e, const sinpe::DeviceScalars& scalars) {
       return launched(device, [&](cuda::Stream stream) { return cuda::embed(plan, *e, scalars, stream); });
     },

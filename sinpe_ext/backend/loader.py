@@ -24,7 +24,7 @@ from .registration import fragment, once
 SETTINGS = ("auto", "compiled", "eager")
 DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # the devices for which there are kernels
 DLPACK_DEVICES = {"cpu": 1, "cuda": 2}  # DLDeviceType
-FAST_FUNCTIONS = "add", "embed", "table", "encode", "dropout"  # operations/fast_path.py
+FAST_FUNCTIONS = "add", "embed", "table", "encode", "dropout", "alpha_gradient"  # operations/fast_path.py
 OPS = "sinpe_ext"
 PACKAGE = Path(__file__).resolve().parent.parent
 

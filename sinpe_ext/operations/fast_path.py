@@ -21,7 +21,7 @@ from ..encodings.grid import GridEncoding
 from ..operator import apply_of
 from ..reference.tiles import accumulation, widest
 from . import dropout, grid_rows
-from .add import ADD, Add, AddArguments
+from .add import ADD, Add, AddArguments, alpha_gradient
 from .dropout import Dropout, scaled
 from .embed import EMBED, Embed, EmbedArguments
 from .grid_add import GridAdd
@@ -84,22 +84,38 @@ def _seed_tensor(seed: int, drop_threshold: int, device: torch.device) -> Tensor
 
 
 class RecordedAdd(torch.autograd.Function):
-    """The result of `add` as differentiable with respect to x: as dropout(scale * x), which differs by a constant."""
+    """The result of `add` as differentiable with respect to x, and, if the positions are implicit and there is no
+    dropout, alpha (None: no gradient)."""
 
     @staticmethod
-    def forward(ctx: Any, call: tuple[Tensor, int, int, float], x: Tensor) -> Tensor:
-        result, *ctx.numbers = call  # in a tuple, because autograd would return a view of an argument
+    def forward(
+        ctx: Any, call: tuple[Tensor, Tensor | None, int, int, int, float], x: Tensor, alpha: Tensor | None
+    ) -> Tensor:
+        # In a tuple, because autograd would return a view of an argument.
+        result, plan, ctx.start, *ctx.numbers = call
+        if alpha is not None:
+            ctx.save_for_backward(plan, alpha)
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,), (seed, drop_threshold, scale) = grads, ctx.numbers
-        of_x = None
-        if drop_threshold and not torch.compiler.is_compiling():
-            of_x = loader.choices["dropout"](grad, *ctx.numbers)
-        if of_x is None:
-            of_x = scaled(Dropout(grad, _seed_tensor(seed, drop_threshold, grad.device), drop_threshold, scale))
-        return None, of_x
+        of_x = of_alpha = sum_of_rows = None
+        is_compiling = torch.compiler.is_compiling()
+        if ctx.needs_input_grad[1]:
+            if drop_threshold and not is_compiling:
+                of_x = loader.choices["dropout"](grad, *ctx.numbers)
+            if of_x is None:
+                of_x = scaled(Dropout(grad, _seed_tensor(seed, drop_threshold, grad.device), drop_threshold, scale))
+        if ctx.needs_input_grad[2]:
+            plan, alpha = ctx.saved_tensors
+            if not is_compiling:
+                sum_of_rows = loader.choices["alpha_gradient"](grad, plan, ctx.start)
+            if sum_of_rows is None:
+                of_alpha = alpha_gradient(grad, Add(grad, plan, alpha=alpha, start=ctx.start))
+            else:
+                of_alpha = torch.full(alpha.shape, sum_of_rows, dtype=alpha.dtype, device=alpha.device)
+        return None, of_x, of_alpha
 
 
 def _recorded_add_rows(

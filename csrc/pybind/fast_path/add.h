@@ -237,9 +237,15 @@ inline PyObject* fast_add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const Reference unrecorded{result};
   const auto seed = static_cast<long long>(a.dropout.seed);
   const int32_t threshold = a.dropout.drop_threshold;
-  if (rows_need_grad)
+  // Only alpha, of implicit positions: as many tensors are saved as by the general path, see `Derivative`.
+  const bool is_of_alpha = rows_need_grad && !sum.drops() && PyLong_CheckExact(sum.start) && sum.positions == Py_None &&
+                           sum.mask == Py_None && elements <= kFewElements;
+  if (rows_need_grad && !is_of_alpha)
     return PyObject_CallFunction(python.recorded_add_rows, "OOOLi", result, given, source.plan.holder, seed, threshold);
-  return PyObject_CallFunction(python.recorded_add, "(OLiO)O", result, seed, threshold, sum.scale, object);
+  PyObject *plan = is_of_alpha ? PyTuple_GET_ITEM(source.plan.holder, 0) : Py_None,
+           *alpha = is_of_alpha ? sum.alpha : Py_None;
+  return PyObject_CallFunction(python.recorded_add, "(OOOLiO)OO", result, plan, sum.start, seed, threshold, sum.scale,
+                               object, alpha);
 }
 
 }  // namespace sinpe_fast_path

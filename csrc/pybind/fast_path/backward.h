@@ -1,4 +1,4 @@
-// dropout(scale * grad) with the mask of the forward pass: the gradient of `add` with respect to x.
+// Gradients of `add`: with respect to x, dropout(scale * grad) with the mask of the forward pass; with respect to alpha.
 #pragma once
 
 #include "core/parallel.h"
@@ -40,6 +40,35 @@ inline PyObject* fast_dropout(PyObject*, PyObject* const* items, Py_ssize_t coun
   if (done) return result;
   Py_XDECREF(result);
   return use_general_path();
+}
+
+// fast_alpha_gradient(grad, plan, start) -> a float, or None for arguments that it does not take.
+inline PyObject* fast_alpha_gradient(PyObject*, PyObject* const* items, Py_ssize_t count) {
+  const sinpe::OneThread one_thread;
+  if (count != 3 || !PyLong_Check(items[2])) {
+    PyErr_SetString(PyExc_TypeError, "fast_alpha_gradient: expected a tensor, a plan and an int");
+    return nullptr;
+  }
+  if (exchange == nullptr) Py_RETURN_NONE;
+  const int intercepted = is_intercepted();
+  if (intercepted < 0) return nullptr;
+  if (intercepted > 0) Py_RETURN_NONE;
+  if (!is_readable(items[0]) || !is_readable(items[1])) return use_general_path();
+  Tensor grad, plan;
+  const int dtype = dtype_of(items[0], &grad);
+  const int64_t elements = dtype < 0 ? 0 : count_elements(grad);
+  if (dtype < 0 || elements > kFewElements || !are_ready(grad, elements)) return use_general_path();
+  const sinpe::Kernels& library = kernels_for(grad, elements);
+  if (library.alpha_gradient == nullptr || !describe(items[1], &plan) || plan.rank != 1 || plan.kind != kInt ||
+      plan.bits != 64 || device_of(plan) != device_of(grad) || !is_within_storage(items[0], grad, elements))
+    return use_general_path();
+  sinpe_add_arguments a;
+  set_arguments(grad, grad, dtype, false, &a);
+  a.start = PyLong_AsLongLong(items[2]);
+  const sinpe::DevicePlan packed{static_cast<const int64_t*>(plan.data), plan.sizes[0], a.sizes[3]};
+  double sum = 0.0;
+  const bool done = PyErr_Occurred() == nullptr && library.alpha_gradient(grad.device_id, packed, a, &sum) == SINPE_OK;
+  return done ? PyFloat_FromDouble(sum) : use_general_path();
 }
 
 }  // namespace sinpe_fast_path

@@ -39,6 +39,8 @@ inline PyMethodDef methods[] = {
      "encode for a few positions; None for unsupported arguments."},
     {"fast_dropout", as_method(fast_dropout), METH_FASTCALL,
      "The gradient of x of add; None for unsupported arguments."},
+    {"fast_alpha_gradient", as_method(fast_alpha_gradient), METH_FASTCALL,
+     "The gradient of alpha of add; None for unsupported arguments."},
     {"is_intercepted", is_intercepted_method, METH_NOARGS,
      "Whether something other than the compiler intercepts the operations of a call."},
     {nullptr, nullptr, 0, nullptr},
