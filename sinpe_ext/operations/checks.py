@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from ..encodings import values
 from ..encodings.grid import lengths_of
 from ..encodings.values import (
     INT64_MAX,
@@ -326,6 +327,12 @@ def _dtype_called(value: Any) -> str:
     called: Any = value if isinstance(value, str) else getattr(value, "name", getattr(value, "__name__", ""))
     key = str(called).lower().removeprefix("torch.")
     return next((f"torch.{name}" for name, others in _DTYPE_NAMES.items() if key in (name, *others)), "")
+
+
+def addressable(name: str, count: int, channels: int, dtype: torch.dtype) -> None:
+    """`values.addressable`, except in a graph, where sizes may be symbolic."""
+    if not _is_compiling():
+        values.addressable(name, count, channels, dtype.itemsize)
 
 
 def torch_device(value: Any) -> torch.device:

@@ -52,16 +52,21 @@ def table(arguments: TableArguments) -> Tensor:
         values.position_range(encoding.start + first, rows)
     if out is not None:
         return _into(out, rows, known, first)
+    checks.addressable("length", rows, encoding.dim, dtype)
+    return encoded_rows.table(known, rows, first, dtype, _device(device))
+
+
+def _device(device: Any) -> torch.device:
+    """The device of a new table, from the argument `device`."""
     if _is_compiling():  # the compiler cannot trace torch.get_default_device
-        device = torch.empty(0).device if device is None else torch.device(device)
-        return encoded_rows.table(known, rows, first, dtype, device)
-    values.addressable("length", rows, encoding.dim, dtype.itemsize)
-    device = torch.get_default_device() if device is None else checks.torch_device(device)
-    return encoded_rows.table(known, rows, first, dtype, device)
+        return torch.empty(0).device if device is None else torch.device(device)
+    return torch.get_default_device() if device is None else checks.torch_device(device)
 
 
-def _refuse_gradient(out: Tensor) -> None:
-    """Raises RuntimeError if `out` requires grad."""
+def _check_out(out: Tensor, shape: tuple[int, ...], names: str = "") -> None:
+    """Checks the shape of `out`, and that no gradient is lost."""
+    if tuple(out.shape) != shape:
+        raise ValueError(f"out: expected shape {shape}{names}, got {tuple(out.shape)}; pass a tensor of that shape")
     if out.requires_grad and torch.is_grad_enabled():
         raise RuntimeError("out: expected a tensor without gradient, got one that requires it; pass out.detach()")
 
@@ -69,12 +74,7 @@ def _refuse_gradient(out: Tensor) -> None:
 def _into(out: Tensor, length: int, known: plans.EncodingArguments, start: int) -> Tensor:
     """`table` with `out`, by the kernel if it can write to a tensor with these strides."""
     encoding = resolve.encoding(*known)
-    if tuple(out.shape) != (length, encoding.dim):
-        raise ValueError(
-            f"out: expected shape ({length}, {encoding.dim}), (length, dim), got {tuple(out.shape)}; pass a tensor of "
-            "that shape"
-        )
-    _refuse_gradient(out)
+    _check_out(out, (length, encoding.dim), ", (length, dim)")
     if _is_compiling():
         return out.copy_(encoded_rows.table(known, length, start, out.dtype, out.device))
     memory.writable("out", out)
@@ -96,17 +96,12 @@ def _of_grid(arguments: TableArguments) -> Tensor:
     points = math.prod(lengths)
     shape = (extra + points, dim) if values.flag("flatten", arguments.flatten) or extra else (*lengths, dim)
     if out is not None:
-        if tuple(out.shape) != shape:
-            raise ValueError(f"out: expected shape {shape}, got {tuple(out.shape)}; pass a tensor of that shape")
-        _refuse_gradient(out)
+        _check_out(out, shape)
         where = out.device
         memory.writable("out", out)
     else:
-        # The compiler cannot trace torch.get_default_device.
-        default = torch.empty(0).device if _is_compiling() else torch.get_default_device()
-        where = default if device is None else torch.device(device) if _is_compiling() else checks.torch_device(device)
-        if not _is_compiling():
-            values.addressable("length", extra + points, dim, dtype.itemsize)
+        where = _device(device)
+        checks.addressable("length", extra + points, dim, dtype)
     starts = checks.grid_starts(arguments.start, firsts, lengths, None, where)
     rows = grid_rows.table(encoding, dim, lengths, starts, dtype, where)
     if arguments.flatten or extra:
@@ -127,8 +122,7 @@ def encode(positions: Any, encoding: Any, dim: Any, dtype: torch.dtype, allow_16
     encoding = resolve.encoding(*encoding_arguments)
     positions = checks.positions(positions, allow_16bit=allow_16bit)
     checks.float_dtype("dtype", dtype)
-    if not _is_compiling():
-        values.addressable("positions", positions.numel(), encoding.dim, dtype.itemsize)
+    checks.addressable("positions", positions.numel(), encoding.dim, dtype)
     return encoded_rows.encode(encoding_arguments, positions, dtype)
 
 
@@ -142,6 +136,5 @@ def _of_coordinates(positions: Any, encoding: Any, dim: int | None, dtype: torch
             f"shape {tuple(positions.shape)}; stack them with torch.stack(coordinates, -1)"
         )
     checks.float_dtype("dtype", dtype)
-    if not _is_compiling():
-        values.addressable("positions", positions.numel(), dim, dtype.itemsize)
+    checks.addressable("positions", positions.numel(), dim, dtype)
     return grid_rows.encode(encoding, dim, positions, dtype)
