@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from . import torch_state
 from .backend import loader, registration
@@ -176,6 +177,11 @@ class Operator:
         runs_now = not is_traced or (state.transformed and not state.fx_tracing)
         if not runs_now or any(map(is_batched, given)):  # batched: calls the operator once per sample
             return self.op(*operands)
+        if state.transformed and any(forward_ad.unpack_dual(t).tangent is not None for t in given):
+            raise NotImplementedError(
+                f"{self.record._fields[0]}: expected no forward-mode differentiation of a backward pass alone, got a "
+                "dual tensor; compute the forward pass under the same dual level, too"
+            )
         on_cpu = operands[0].is_cpu
         device_type = "cpu" if on_cpu else operands[0].device.type
         if not loader.choices.get(device_type) and not loader.compiled(device_type):

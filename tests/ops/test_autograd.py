@@ -184,6 +184,31 @@ def test_backward_returns_grad_output_if_unscaled(backend: str) -> None:
             assert (made[0] if isinstance(made, tuple) else made).data_ptr() != x.data_ptr()
 
 
+@pytest.mark.parametrize("name", ["dropout", "scale", "alpha", "positions", "grid", "embed"])
+def test_forward_mode_of_a_backward_alone(name: str, backend: str) -> None:
+    """The tangent of torch's own operations, or an error, but never none."""
+    x, alpha, p, weight = torch.randn(B, S, D), torch.ones(1), torch.rand(S), torch.randn(3, D)
+    of: Tensor = {"alpha": alpha, "positions": p, "embed": weight}.get(name, x).requires_grad_()
+    y = {
+        "dropout": lambda: sinpe.add(x, dropout=0.5, seed=1),
+        "scale": lambda: sinpe.add(x, scale=2.0),
+        "alpha": lambda: sinpe.add(x, alpha=alpha),
+        "positions": lambda: sinpe.add(x, positions=p),
+        "grid": lambda: sinpe.add(
+            x, sinpe.GridEncoding((sinpe.Encoding(3), sinpe.Encoding(2))), grid_shape=(2, 2), dropout=0.5, seed=1
+        ),
+        "embed": lambda: sinpe.embed(torch.zeros(B, S, dtype=torch.long), weight, dropout=0.5, seed=1),
+    }[name]()
+    grad, tangent = torch.randn(y.shape), torch.randn(y.shape)
+    with forward_ad.dual_level():
+        if name != "scale":
+            with pytest.raises(NotImplementedError, match=r"^(x|grad): expected no forward-mode differentiation of a "):
+                torch.autograd.grad(y, of, forward_ad.make_dual(grad, tangent))
+            return
+        (made,) = torch.autograd.grad(y, of, forward_ad.make_dual(grad, tangent))
+        assert torch.equal(forward_ad.unpack_dual(made).tangent, tangent * 2.0)
+
+
 def test_no_graph_node_if_no_gradient_is_needed(backend: str) -> None:
     x, alpha, p = torch.randn(B, S, D), torch.ones(1), torch.rand(S)
     assert sinpe.add(x, alpha=alpha, positions=p).grad_fn is None
