@@ -26,6 +26,7 @@ OPERATORS: dict[str, Operator] = {}  # by name
 _CPU_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _CUDA_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 _PLAIN = Tensor, nn.Parameter
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _is_functional = torch._is_functional_tensor  # type: ignore[attr-defined]
 _is_profiled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
@@ -174,7 +175,8 @@ class Operator:
             return self._into(record, out, state)
         operands = record if out is None else (*record, out)
         given = [operands[k] for k in self._tensors if operands[k] is not None]
-        runs_now = not is_traced or (state.transformed and not state.fx_tracing)
+        # Under torch.func an operator of ordinary tensors can be computed now, by the backend that is set.
+        runs_now = not is_traced or (state.transformed and not state.fx_tracing and not any(map(_is_wrapped, given)))
         if not runs_now or any(map(is_batched, given)):  # batched: calls the operator once per sample
             return self.op(*operands)
         if state.transformed and any(forward_ad.unpack_dual(t).tangent is not None for t in given):

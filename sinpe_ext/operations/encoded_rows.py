@@ -1,4 +1,4 @@
-"""Rows of an encoding: the operators `table` and `encode`, and their adjoint `row_dots`."""
+"""Rows of an encoding: the operators `table` and `encode`, their adjoint `row_dots`, and `tree_sum` of its results."""
 
 from __future__ import annotations
 

@@ -114,7 +114,8 @@ class RecordedAdd(torch.autograd.Function):
             if sum_of_rows is None:
                 of_alpha = alpha_gradient(grad, Add(grad, plan, alpha=alpha, start=ctx.start))
             else:
-                of_alpha = torch.full(alpha.shape, sum_of_rows, dtype=alpha.dtype, device=alpha.device)
+                # Not torch.full in the dtype of alpha, which raises on overflow.
+                of_alpha = torch.full(alpha.shape, sum_of_rows, dtype=torch.float64).to(alpha.dtype)
         return None, of_x, of_alpha
 
 
@@ -137,8 +138,8 @@ def _recorded_embed(
 
 
 def _grid(given: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The grid of a call of `add` with a contiguous x: (the tensors, address and number of elements of the packed grid,
-    the same of the rows of its axes, sizes and strides of x as a tensor of three dimensions, whose rows are the extra
+    """The grid of a call of `add`: (the tensors, address and number of elements of the packed grid, the same of the
+    rows of its axes, sizes and strides of x as a tensor of three dimensions, whose rows are the extra
     tokens and the points, number of extra tokens); None for the general path."""
     arguments = AddArguments(*given)
     try:
@@ -152,6 +153,7 @@ def _grid(given: tuple[Any, ...]) -> tuple[Any, ...] | None:
     view = x.permute(*form.batch_at, *form.rows_at, form.channels_at) if form.extra else form.canonical(x)
     by_channels = view.stride(-1) != 1 == view.stride(-2)
     is_supported = call.has_kernel and not call.is_single_encoding and form.points and not (form.extra and by_channels)
+    is_supported = is_supported and form.is_viewable(x)
     if not is_supported or (form.extra and form.rows_at[0] != x.dim() - 2):
         return None
     lengths, acc = tuple(form.lengths), accumulation(x.dtype)

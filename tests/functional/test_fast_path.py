@@ -102,7 +102,6 @@ OTHERS = [
     {"dropout": 0.5, "seed": 2**63},
     {"dropout": 0.5, "seed": torch.tensor(1)},
     {"dropout": 0.5, "extra_tokens": 1},
-    {"dropout": 0.5, "seq_dim": 0},
     {"seed": 1},
     {"channel_dim": 1, "seq_dim": 2, "encoding": 3},
     {"encoding": 9},
@@ -165,6 +164,53 @@ def test_fast_path_is_bitwise_equal(arguments, dtype, monkeypatch) -> None:
         assert torch.equal(got.view(torch.uint8), want.view(torch.uint8))
     assert torch.equal(sinpe.add(x, alpha=-0.25, out=out, **arguments).view(torch.uint8), scaled.view(torch.uint8))
     assert torch.equal(x, some(dtype))
+
+
+DENSE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "channels first": lambda x: x.mT.contiguous().mT,
+    "batch second": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+}
+X_LAYOUTS = {
+    **DENSE,
+    "slice of rows": lambda x: torch.cat([x, x], 1)[:, 2:5],
+    "slice of channels": lambda x: x.repeat_interleave(2, -1)[..., 1::2],
+    "expanded": lambda x: x[:1].expand(2, 3, 8),
+    "four dimensions": lambda x: torch.cat([x, x, x])[:, None].transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"start": 7},
+        {"positions": torch.tensor([3.5, 1.0, -2.0]), "padding_mask": MASK},
+        {"dropout": 0.5, "seed": 5},
+        {"dropout": 0.5, "seed": 5, "seq_dim": 0, "positions": None},
+        {"encoding": "mae2d", "grid_shape": (1, 3)},
+    ],
+    ids=lambda arguments: "-".join(arguments),
+)
+@pytest.mark.parametrize("layout", X_LAYOUTS)
+def test_x_in_any_layout(layout, arguments, dtype, monkeypatch) -> None:
+    if "encoding" in arguments and layout not in DENSE:
+        pytest.skip("takes the general path")
+    x = X_LAYOUTS[layout](some(dtype))
+    if layout == "four dimensions" and "seq_dim" in arguments:
+        pytest.skip("takes the general path")
+    learned = x.detach().requires_grad_()
+    grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+    want = add_general(x, monkeypatch, scale=1.5, **arguments)
+    (of_x,) = torch.autograd.grad(add_general(learned, monkeypatch, scale=1.5, **arguments), learned, grad)
+    monkeypatch.setattr(functional, "add_call", fail_general)
+    other = torch.full_like(x, float("nan"), memory_format=torch.contiguous_format)
+    same, outs = x.clone(), [torch.full_like(x, float("nan"))] + ([] if "encoding" in arguments else [other])
+    results = [sinpe.add(x, scale=1.5, **arguments), *[sinpe.add(x, out=out, scale=1.5, **arguments) for out in outs]]
+    for got in (*results, sinpe.add_(same, scale=1.5, **arguments)):
+        assert torch.equal(got, want)
+    assert results[0].stride() == torch.empty_like(x).stride()
+    result = sinpe.add(learned, scale=1.5, **arguments)
+    assert torch.equal(result, want) and torch.equal(torch.autograd.grad(result, learned, grad)[0], of_x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -701,7 +747,10 @@ def unsupported_tensors() -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]
         "other channels": (x[..., :6], None),
         "a parameter to write to": (x, torch.nn.Parameter(x.clone(), requires_grad=False)),
         "a negative bit": (torch._neg_view(x), None),
-        "a strided out": (x, torch.empty(2, 8, 3).transpose(1, 2)),
+        "an out with gaps": (x, torch.empty(2, 3, 9)[..., :8]),
+        "an out whose elements share memory": (x, torch.empty(1, 3, 8).expand(2, 3, 8)),
+        "five dimensions in another order": (torch.randn(2, 2, 3, 2, 8).transpose(1, 2), None),
+        "the memory of x in another order": (both[:48].view(2, 3, 8), both[:48].view(2, 8, 3).mT),
         "another shape": (x, torch.empty(3, 2, 8)),
         "another dtype": (x, torch.empty(2, 3, 8, dtype=torch.float64)),
         "no tensor": (x, x.numpy()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -182,6 +183,31 @@ def test_backward_returns_grad_output_if_unscaled(backend: str) -> None:
         for call in (getattr(torch.ops.sinpe_ext, name).default, OPERATORS[name].reference):
             made = call(*arguments)
             assert (made[0] if isinstance(made, tuple) else made).data_ptr() != x.data_ptr()
+
+
+@pytest.mark.parametrize("name", ["alpha", "positions", "dropout", "embed"])
+def test_torch_func_of_a_backward_alone(name: str, backend: str) -> None:
+    """torch.func.vmap over gradients of the result: one backward pass per sample."""
+    x, alpha, p, weight = torch.randn(B, S, D), torch.ones(1), torch.rand(S), torch.randn(3, D)
+    of: Tensor = {"alpha": alpha, "positions": p, "embed": weight}.get(name, x).requires_grad_()
+    y = {
+        "dropout": lambda: sinpe.add(x, dropout=0.5, seed=1),
+        "alpha": lambda: sinpe.add(x, alpha=alpha),
+        "positions": lambda: sinpe.add(x, positions=p),
+        "embed": lambda: sinpe.embed(torch.zeros(B, S, dtype=torch.long), weight),
+    }[name]()
+    backward = partial(torch.autograd.grad, y, of, retain_graph=True)
+    grads = torch.randn(3, *y.shape)
+    many = torch.func.vmap(lambda grad: backward(grad)[0])(grads)
+    assert torch.equal(many, torch.stack([backward(grad)[0] for grad in grads]))
+    with pytest.raises(RuntimeError, match="functorch|Function"):  # never a zero without a word
+        torch.func.grad(lambda grad: backward(grad, create_graph=True)[0].square().sum())(grads[0])
+
+
+def test_sum_of_alpha_beyond_its_dtype(backend: str) -> None:
+    alpha, x = torch.ones(1, requires_grad=True), torch.zeros(1, 4, 8)
+    (grad,) = torch.autograd.grad(sinpe.add(x, alpha=alpha), alpha, torch.full(x.shape, 1e38))
+    assert grad.item() == math.inf
 
 
 @pytest.mark.parametrize("name", ["dropout", "scale", "alpha", "positions", "grid", "embed"])

@@ -88,7 +88,7 @@ bool add_behind(const sinpe::Kernels& k, int32_t device, int64_t extra, int row,
   return *has_begun && copy_extra_tokens(k, device, extra, row, a);
 }
 
-// x as (batch, rows, columns).
+// x as (batch, rows, columns); out has the strides of x.
 inline void set_grid(const CachedGrid& grid, PyObject* scale, sinpe_add_arguments* a) {
   a->rank = 3;
   for (int d = 0; d < 3; ++d) {
@@ -125,7 +125,7 @@ inline Source find_source(PyObject* given, PyObject* object, const Tensor& x, in
     if (s.plan.holder != nullptr || PyErr_Occurred() != nullptr) return s;
   }
   Tensor now;  // x, which other threads may have changed while the plan was sought
-  if (s.grid.holder == nullptr && may_be_of_grid && dtype_of(object, &now) == dtype)
+  if (s.grid.holder == nullptr && may_be_of_grid && strided_dtype_of(object, &now) == dtype)
     s.grid = new_grid(encoding, layout, given, object, now, dtype);
   s.extra = s.grid.extra;
   return s;
@@ -146,7 +146,7 @@ inline bool launch(const sinpe::Kernels& library, int32_t device, const Source& 
 // A copy of x, or scale * x, recorded by torch; null if the general path has to be taken.
 inline PyObject* recorded_copy(PyObject* object, PyObject* scale, int dtype) {
   Tensor x;
-  if (dtype_of(object, &x) != dtype || !is_within_storage(object, x, count_elements(x))) return nullptr;
+  if (strided_dtype_of(object, &x) != dtype || !is_within_storage(object, x, extent_of(x))) return nullptr;
   if (PyFloat_AS_DOUBLE(scale) == 1.0) return PyObject_CallMethodNoArgs(object, names.clone);
   return PyObject_CallFunctionObjArgs(python.multiply, object, scale, nullptr);
 }
@@ -172,10 +172,10 @@ inline PyObject* fast_add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (!is_ordinary_tensor(object, true) || !(is_new || is_writable(result))) return use_general_path();
   const bool rows_need_grad = needs_grad(sum), needs_gradient = rows_need_grad || needs_grad(object);
   if (PyErr_Occurred() != nullptr || (needs_gradient && !is_new)) return use_general_path();
-  Tensor x, out;                           // DLPack's descriptions
-  const int dtype = dtype_of(object, &x);  // -1: not contiguous, or not floating-point
-  const int64_t elements = dtype < 0 ? 0 : count_elements(x);
-  if (dtype < 0 || !are_ready(x, elements)) return use_general_path();
+  Tensor x, out;                                   // DLPack's descriptions
+  const int dtype = strided_dtype_of(object, &x);  // -1: not floating-point
+  const int64_t elements = dtype < 0 ? 0 : count_strided(x);
+  if (dtype < 0 || (x.rank > 4 && !is_contiguous(x)) || !are_ready(x, elements)) return use_general_path();
   const int32_t rank = x.rank, device = device_of(x);
   const sinpe::Kernels& library = kernels_for(x, elements);  // of _core for few elements on the CPU, else of the device
   const Source source = find_source(given, object, x, dtype);
@@ -183,9 +183,10 @@ inline PyObject* fast_add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   if (holder.object == nullptr || (source.is_grid() && source.grid.words == nullptr)) return use_general_path();
   // If x needs a gradient, a small result is torch's own copy of x, or scale * x, for its grad_fn, which is that of the
   // sum; the kernel overwrites its values. Any other result is recorded at the end, as that of an operator.
-  const bool by_torch = needs_gradient && !rows_need_grad && !sum.drops() && elements <= kFewElements;
+  const bool by_torch = needs_gradient && !rows_need_grad && !sum.drops() && elements <= kFewElements && is_dense(x);
   if (source.extra != 0 && (sum.drops() || (needs_gradient && !by_torch))) return use_general_path();
   if (rows_need_grad && (source.is_grid() || source.is_sequence_first)) return use_general_path();
+  if (source.extra != 0 && !is_contiguous(x)) return use_general_path();
   if (is_new) {
     result = by_torch ? recorded_copy(object, sum.scale, dtype) : PyObject_CallOneArg(python.empty_like, object);
     if (result == nullptr) return use_general_path();
@@ -197,13 +198,17 @@ inline PyObject* fast_add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   // Checks x and the result, and sets the kernel's arguments except dropout. Called again after Python code has run: other
   // threads may have changed the tensors meanwhile.
   const auto set = [&] {
-    if (dtype_of(object, &x) != dtype || dtype_of(result, &out) != dtype || device_of(x) != device) return false;
+    if (strided_dtype_of(object, &x) != dtype || strided_dtype_of(result, &out) != dtype || device_of(x) != device ||
+        !are_alike(x, out) || count_strided(x) != elements || !is_dense(out) || (x.rank > 4 && !are_contiguous(x, out)))
+      return false;
     const bool is_for_x =
-        source.is_grid() ? has_sizes(source.grid, x) : x.rank == rank && x.sizes[rank - 1] == source.dim;
-    const int64_t bytes = elements * (x.bits / 8), distance = static_cast<char*>(out.data) - static_cast<char*>(x.data);
-    if (!is_for_x || !are_alike(x, out) || (distance != 0 && distance < bytes && distance > -bytes) ||
-        !is_within_storage(object, x, elements) || (!is_new && !is_within_storage(result, out, elements)) ||
-        count_elements(x) != elements)
+        source.is_grid() ? has_layout(source.grid, x) : x.rank == rank && x.sizes[rank - 1] == source.dim;
+    const int64_t item = x.bits / 8, bytes = elements * item, extent = extent_of(x);
+    const char *first = static_cast<char*>(x.data), *written = static_cast<char*>(out.data);
+    const bool is_apart = first + extent * item <= written || first >= written + bytes;
+    if (!is_for_x || !(is_apart || (first == written && have_same_strides(x, out))) ||
+        (source.is_grid() && !have_same_strides(x, out)) || !is_within_storage(object, x, extent) ||
+        (!is_new && !is_within_storage(result, out, elements)))
       return false;
     set_arguments(x, out, dtype, !source.is_grid() && source.is_sequence_first, &a);
     if (source.is_grid()) {
@@ -214,13 +219,16 @@ inline PyObject* fast_add(PyObject*, PyObject* const* items, Py_ssize_t count) {
       if (!set_rows(sum, source.plan.start, out, bytes, &a, &scalars)) return false;
       a.sizes[2] += source.extra;
     }
-    return !sum.drops() || is_row_major(a);
+    return !sum.drops() || !source.is_grid() || (is_contiguous(x) && is_row_major(a));
   };
+  // Of (batch, 1, rows, channels), in the order of x: (rows, batch, channels).
+  const int64_t rng_offsets[] = {0, source.dim, source.dim, x.rank > 2 ? x.sizes[1] * source.dim : 0, 1};
   bool done = set();
   if (done && sum.drops()) {
     sinpe_dropout_arguments dropout{};
     done = set_dropout(sum, device, &dropout) && set();
     a.dropout = dropout;
+    if (source.is_sequence_first) a.dropout.rng_offsets = rng_offsets;  // null: those of the rows of each sample
   }
   const bool is_final = done && sum.drops() && !library.in_host_memory;
   bool has_begun = false;

@@ -60,7 +60,8 @@ inline PyObject* fast_alpha_gradient(PyObject*, PyObject* const* items, Py_ssize
   if (dtype < 0 || elements > kFewElements || !are_ready(grad, elements)) return use_general_path();
   const sinpe::Kernels& library = kernels_for(grad, elements);
   if (library.alpha_gradient == nullptr || !describe(items[1], &plan) || plan.rank != 1 || plan.kind != kInt ||
-      plan.bits != 64 || device_of(plan) != device_of(grad) || !is_within_storage(items[0], grad, elements))
+      plan.bits != 64 || device_of(plan) != device_of(grad) || !is_contiguous(plan) ||
+      !is_within_storage(items[0], grad, elements) || !is_within_storage(items[1], plan, plan.sizes[0]))
     return use_general_path();
   sinpe_add_arguments a;
   set_arguments(grad, grad, dtype, false, &a);

@@ -1,5 +1,6 @@
-// The usual way of a call: `add`, `embed`, `encode` and `table` directly from the Python objects to the kernels of the
-// device (core/kernels.h). A call takes a few microseconds, as much as the checks in Python and an operator take each.
+// The usual way of a call: `add`, its gradients, `embed`, `encode` and `table` directly from the Python objects to the
+// kernels of the device (core/kernels.h). A call takes a few microseconds, as much as the checks in Python and an
+// operator take each.
 //
 // Tensors are read through DLPack's C exchange functions, which torch.Tensor provides; these files do not depend on
 // torch. What DLPack does not report (gradients, negative bits, modes that intercept operators) is queried by the

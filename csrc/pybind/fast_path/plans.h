@@ -88,14 +88,14 @@ struct CachedGrid {
   PyObject* layout[kLayoutArguments];
   int32_t rank, device;
   int dtype;
-  int64_t x_sizes[SINPE_MAX_RANK];
+  int64_t x_sizes[SINPE_MAX_RANK], x_strides[SINPE_MAX_RANK];
   int64_t n_words, n_values;
   const int64_t* words;  // null: a grid for the general path
   const void* values;
   int64_t sizes[3], strides[3], extra;
 };
 
-// Cache of the last grids, by the encoding's object, the layout and the sizes and dtype of x.
+// Cache of the last grids, by the encoding's object, the layout and the sizes, strides and dtype of x.
 constexpr int kGrids = 16;
 inline CachedGrid grids[kGrids];
 inline int next_grid = 0;
@@ -109,14 +109,15 @@ inline bool is_plain_layout(PyObject* value) {
   return true;
 }
 
-inline bool has_sizes(const CachedGrid& grid, const Tensor& x) {
+inline bool has_layout(const CachedGrid& grid, const Tensor& x) {
   bool same = grid.rank == x.rank;
-  for (int32_t d = 0; same && d < x.rank; ++d) same = grid.x_sizes[d] == x.sizes[d];
+  for (int32_t d = 0; same && d < x.rank; ++d)
+    same = grid.x_sizes[d] == x.sizes[d] && (x.sizes[d] == 1 || grid.x_strides[d] == x.strides[d]);
   return same;
 }
 
 inline bool is_for(const CachedGrid& grid, PyObject* encoding, PyObject* const* layout, const Tensor& x, int dtype) {
-  bool same = grid.encoding == encoding && grid.dtype == dtype && grid.device == device_of(x) && has_sizes(grid, x);
+  bool same = grid.encoding == encoding && grid.dtype == dtype && grid.device == device_of(x) && has_layout(grid, x);
   for (int k = 0; same && k < kLayoutArguments; ++k)
     same = grid.layout[k] == layout[k] || PyObject_RichCompareBool(grid.layout[k], layout[k], Py_EQ) == 1;
   return same;
@@ -139,7 +140,7 @@ inline CachedGrid new_grid(PyObject* encoding, PyObject* const* layout, PyObject
                            int dtype) {
   CachedGrid made{};
   made.encoding = encoding, made.rank = x.rank, made.device = device_of(x), made.dtype = dtype;
-  for (int32_t d = 0; d < x.rank; ++d) made.x_sizes[d] = x.sizes[d];
+  for (int32_t d = 0; d < x.rank; ++d) made.x_sizes[d] = x.sizes[d], made.x_strides[d] = x.strides[d];
   made.holder = PyObject_CallOneArg(python.grid_of, given);
   if (made.holder != nullptr && made.holder != Py_None) {
     PyObject* tensors;
@@ -156,7 +157,8 @@ inline CachedGrid new_grid(PyObject* encoding, PyObject* const* layout, PyObject
     for (int d = 0; d < 3; ++d) made.sizes[d] = n[2 + d], made.strides[d] = n[5 + d];
     made.extra = n[8];
   }
-  if (made.holder != nullptr && (dtype_of(object, &x) != dtype || device_of(x) != made.device || !has_sizes(made, x)))
+  if (made.holder != nullptr &&
+      (strided_dtype_of(object, &x) != dtype || device_of(x) != made.device || !has_layout(made, x)))
     Py_CLEAR(made.holder);
   if (made.holder == nullptr) return {};
   Py_INCREF(encoding);

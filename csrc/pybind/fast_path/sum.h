@@ -56,8 +56,8 @@ inline bool are_plain(const Sum& sum) {
   return sum.seed == Py_None ? p >= 0.0 && p < 1.0 : PyLong_CheckExact(sum.seed) && p > 0.0 && p < 1.0;
 }
 
-// x in the form of sinpe_add: (batch, middle, rows, dim), contiguous like out; x is (rows, batch, dim) if
-// `is_sequence_first`.
+// x and out in the form of sinpe_add: (batch, middle, rows, dim); x is (rows, batch, dim) if `is_sequence_first`. They must
+// be contiguous if they have more than four dimensions.
 inline void set_arguments(const Tensor& x, const Tensor& out, int dtype, bool is_sequence_first,
                           sinpe_add_arguments* arguments) {
   sinpe_add_arguments& a = *arguments;
@@ -78,6 +78,15 @@ inline void set_arguments(const Tensor& x, const Tensor& out, int dtype, bool is
     a.x_strides[0] = a.x_strides[1] = a.out_strides[0] = a.out_strides[1] = dim;
     a.x_strides[2] = a.out_strides[2] = batch * dim;
   }
+  const auto set_strides = [&](const Tensor& t, int64_t* strides) {
+    const int32_t of[] = {is_sequence_first ? 1 : 0, 1, is_sequence_first ? 0 : t.rank - 2, t.rank - 1};
+    for (int32_t d = 0; d < 4 && !is_contiguous(t); ++d) {  // the stride of a dimension of one element is arbitrary
+      const bool exists = d > 1 || t.rank > d + 2;
+      if (exists && t.sizes[of[d]] > 1) strides[d] = t.strides[of[d]];
+    }
+  };
+  set_strides(x, a.x_strides);
+  set_strides(out, a.out_strides);
   a.x = x.data;
   a.out = out.data;
   a.dtype = static_cast<sinpe_dtype>(dtype);
@@ -95,14 +104,10 @@ struct Written {
   // strides must be 0 or more.
   bool describe_apart(PyObject* object, Tensor* t) const {
     if (!is_ordinary_tensor(object, true) || !describe(object, t) || device_of(*t) != device) return false;
-    int64_t last = 0;
-    for (int32_t d = 0; d < t->rank; ++d) {
-      const int64_t stride = t->sizes[d] > 1 ? t->strides[d] : 0;
-      if (t->sizes[d] < 1 || stride < 0) return false;
-      last += (t->sizes[d] - 1) * stride;
-    }
+    if (count_strided(*t) < 0) return false;
+    const int64_t extent = extent_of(*t);
     const char* first = static_cast<const char*>(t->data);
-    return (first + (last + 1) * (t->bits / 8) <= data || first >= end) && is_within_storage(object, *t, last + 1);
+    return (first + extent * (t->bits / 8) <= data || first >= end) && is_within_storage(object, *t, extent);
   }
 };
 
@@ -193,7 +198,7 @@ inline bool set_rows(const Sum& sum, int64_t own_start, const Tensor& result, in
   return set_alpha(sum.alpha, out, in_host_memory, a, scalars);
 }
 
-// Whether the RNG offset of each element is its index: x is in row-major order.
+// Whether the RNG offset of each element is its index in `a`: x is in row-major order.
 inline bool is_row_major(const sinpe_add_arguments& a) {
   int64_t step = 1;
   for (int d = a.rank - 1; d >= 0; --d) {

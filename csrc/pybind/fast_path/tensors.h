@@ -73,18 +73,48 @@ inline bool describe(PyObject* object, Tensor* t) {
   return kernels_of(*t) != nullptr && t->data != nullptr && t->lanes == 1 && t->byte_offset == 0;
 }
 
-// The number of elements of a contiguous tensor; -1 if it is empty, not contiguous or has more than its device's
-// max_elements.
-inline int64_t count_elements(const Tensor& t) {
+// The number of elements of a tensor; -1 if it is empty, has more than its device's max_elements, or a negative stride.
+inline int64_t count_strided(const Tensor& t) {
   const int64_t most = kernels_of(t)->max_elements;
   int64_t elements = 1;
-  for (int32_t d = t.rank - 1; d >= 0; --d) {
-    if (t.sizes[d] < 1 || t.sizes[d] > most) return -1;
-    if (t.sizes[d] > 1 && t.strides[d] != elements) return -1;
+  for (int32_t d = 0; d < t.rank; ++d) {
+    if (t.sizes[d] < 1 || t.sizes[d] > most || t.strides[d] < 0) return -1;
     elements *= t.sizes[d];
     if (elements > most) return -1;
   }
   return elements;
+}
+
+inline bool is_contiguous(const Tensor& t) {
+  int64_t step = 1;
+  for (int32_t d = t.rank - 1; d >= 0; step *= t.sizes[d--])
+    if (t.sizes[d] > 1 && t.strides[d] != step) return false;
+  return true;
+}
+
+// The same for contiguous tensors; -1 for others.
+inline int64_t count_elements(const Tensor& t) {
+  const int64_t elements = count_strided(t);
+  return elements >= 0 && is_contiguous(t) ? elements : -1;
+}
+
+// Number of elements in memory from the first to the last one of a tensor for which count_strided is positive.
+inline int64_t extent_of(const Tensor& t) {
+  int64_t last = 0;
+  for (int32_t d = 0; d < t.rank; ++d) last += t.sizes[d] > 1 ? (t.sizes[d] - 1) * t.strides[d] : 0;
+  return last + 1;
+}
+
+// Whether a tensor's elements fill its extent, each at a place of its own: a contiguous tensor, or a permutation of one.
+inline bool is_dense(const Tensor& t) {
+  int64_t step = 1;
+  for (int32_t inner = 0; inner < t.rank; ++inner) {
+    int32_t d = 0;
+    while (d < t.rank && (t.sizes[d] == 1 || t.strides[d] != step)) ++d;
+    if (d == t.rank) return step == count_strided(t);
+    step *= t.sizes[d];
+  }
+  return step == count_strided(t);
 }
 
 // Whether kernels of the tensor's device may be called now for a result with this number of elements. A profiler sees the
@@ -107,11 +137,24 @@ inline int float_type(const Tensor& t) {
   return t.kind == kBfloat && t.bits == 16 ? SINPE_BFLOAT16 : -1;
 }
 
-// The sinpe_dtype of a contiguous floating-point tensor of two or more dimensions; -1 for any other.
-inline int dtype_of(PyObject* object, Tensor* t) {
-  if (!describe(object, t) || t->rank < 2 || t->rank > SINPE_MAX_RANK || count_elements(*t) < 0) return -1;
+// The sinpe_dtype of a floating-point tensor of two or more dimensions, with elements; -1 for any other.
+inline int strided_dtype_of(PyObject* object, Tensor* t) {
+  if (!describe(object, t) || t->rank < 2 || t->rank > SINPE_MAX_RANK || count_strided(*t) < 0) return -1;
   return float_type(*t);
 }
+
+// The same for a contiguous tensor; -1 for any other.
+inline int dtype_of(PyObject* object, Tensor* t) {
+  const int dtype = strided_dtype_of(object, t);
+  return dtype >= 0 && is_contiguous(*t) ? dtype : -1;
+}
+
+inline bool have_same_strides(const Tensor& a, const Tensor& b) {
+  bool same = a.rank == b.rank;
+  for (int32_t d = 0; same && d < a.rank; ++d) same = a.sizes[d] == 1 || a.strides[d] == b.strides[d];
+  return same;
+}
+inline bool are_contiguous(const Tensor& a, const Tensor& b) { return is_contiguous(a) && is_contiguous(b); }
 
 inline bool are_alike(const Tensor& a, const Tensor& b) {
   bool alike = a.rank == b.rank && a.kind == b.kind && a.bits == b.bits && device_of(a) == device_of(b);
