@@ -213,6 +213,16 @@ def test_x_in_any_layout(layout, arguments, dtype, monkeypatch) -> None:
     assert torch.equal(result, want) and torch.equal(torch.autograd.grad(result, learned, grad)[0], of_x)
 
 
+@pytest.mark.parametrize("given", [{}, {"scale": 2.0}, {"encoding": "mae2d", "grid_shape": (1, 2)}], ids=str)
+def test_extra_tokens_in_any_layout(given: dict[str, Any]) -> None:
+    x, given = some(), {"extra_tokens": 1, **given}
+    want = sinpe.add(x, **given)
+    for layout in DENSE.values():
+        out = layout(torch.full_like(x, float("nan")))
+        assert torch.equal(sinpe.add(x, out=out, **given), want) and torch.equal(sinpe.add(layout(x), **given), want)
+        assert torch.equal(sinpe.add_(layout(x.clone()), **given), want)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "arguments",

@@ -207,8 +207,8 @@ inline PyObject* fast_add(PyObject*, PyObject* const* items, Py_ssize_t count) {
     const char *first = static_cast<char*>(x.data), *written = static_cast<char*>(out.data);
     const bool is_apart = first + extent * item <= written || first >= written + bytes;
     if (!is_for_x || !(is_apart || (first == written && have_same_strides(x, out))) ||
-        (source.is_grid() && !have_same_strides(x, out)) || !is_within_storage(object, x, extent) ||
-        (!is_new && !is_within_storage(result, out, elements)))
+        ((source.is_grid() || source.extra != 0) && !have_same_strides(x, out)) ||
+        !is_within_storage(object, x, extent) || (!is_new && !is_within_storage(result, out, elements)))
       return false;
     set_arguments(x, out, dtype, !source.is_grid() && source.is_sequence_first, &a);
     if (source.is_grid()) {
