@@ -114,8 +114,10 @@ class RecordedAdd(torch.autograd.Function):
             if sum_of_rows is None:
                 of_alpha = alpha_gradient(grad, Add(grad, plan, alpha=alpha, start=ctx.start))
             else:
-                # Not torch.full in the dtype of alpha, which raises on overflow.
-                of_alpha = torch.full(alpha.shape, sum_of_rows, dtype=torch.float64).to(alpha.dtype)
+                try:
+                    of_alpha = torch.full(alpha.shape, sum_of_rows, dtype=alpha.dtype, device=alpha.device)
+                except RuntimeError:  # it overflows to infinity
+                    of_alpha = torch.full(alpha.shape, sum_of_rows, dtype=torch.float64).to(alpha.dtype)
         return None, of_x, of_alpha
 
 

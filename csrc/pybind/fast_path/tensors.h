@@ -107,6 +107,7 @@ inline int64_t extent_of(const Tensor& t) {
 
 // Whether a tensor's elements fill its extent, each at a place of its own: a contiguous tensor, or a permutation of one.
 inline bool is_dense(const Tensor& t) {
+  if (is_contiguous(t)) return true;
   int64_t step = 1;
   for (int32_t inner = 0; inner < t.rank; ++inner) {
     int32_t d = 0;
