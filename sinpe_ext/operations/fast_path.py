@@ -84,8 +84,8 @@ def _seed_tensor(seed: int, drop_threshold: int, device: torch.device) -> Tensor
 
 
 class RecordedAdd(torch.autograd.Function):
-    """The result of `add` as differentiable with respect to x, and, if the positions are implicit and there is no
-    dropout, alpha (None: no gradient)."""
+    """The result of `add` as differentiable with respect to x, as dropout(scale * x), which differs by a constant; and
+    with respect to alpha, unless that is None. With alpha, positions are implicit and there is no dropout."""
 
     @staticmethod
     def forward(
@@ -141,8 +141,8 @@ def _recorded_embed(
 
 def _grid(given: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """The grid of a call of `add`: (the tensors, address and number of elements of the packed grid, the same of the
-    rows of its axes, sizes and strides of x as a tensor of three dimensions, whose rows are the extra
-    tokens and the points, number of extra tokens); None for the general path."""
+    rows of its axes, sizes and strides of x as a tensor of three dimensions, whose rows are the extra tokens and the
+    points, number of extra tokens); None for the general path."""
     arguments = AddArguments(*given)
     try:
         if not resolve.is_grid(arguments.encoding):
@@ -154,9 +154,8 @@ def _grid(given: tuple[Any, ...]) -> tuple[Any, ...] | None:
     # With the extra tokens, which are the first rows: of a single row behind them, the stride would be arbitrary.
     view = x.permute(*form.batch_at, *form.rows_at, form.channels_at) if form.extra else form.canonical(x)
     by_channels = view.stride(-1) != 1 == view.stride(-2)
-    is_supported = call.has_kernel and not call.is_single_encoding and form.points and not (form.extra and by_channels)
-    is_supported = is_supported and form.is_viewable(x)
-    if not is_supported or (form.extra and form.rows_at[0] != x.dim() - 2):
+    is_supported = call.has_kernel and not call.is_single_encoding and form.points and form.is_viewable(x)
+    if not is_supported or (form.extra and (by_channels or form.rows_at[0] != x.dim() - 2)):
         return None
     lengths, acc = tuple(form.lengths), accumulation(x.dtype)
     of = grid_rows.AxisRows(call.grid, lengths, tuple(call.starts), acc, x.device, by_channels)

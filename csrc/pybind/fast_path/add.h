@@ -184,9 +184,9 @@ inline PyObject* fast_add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   // If x needs a gradient, a small result is torch's own copy of x, or scale * x, for its grad_fn, which is that of the
   // sum; the kernel overwrites its values. Any other result is recorded at the end, as that of an operator.
   const bool by_torch = needs_gradient && !rows_need_grad && !sum.drops() && elements <= kFewElements && is_dense(x);
-  if (source.extra != 0 && (sum.drops() || (needs_gradient && !by_torch))) return use_general_path();
+  if (source.extra != 0 && (!is_contiguous(x) || sum.drops() || (needs_gradient && !by_torch)))
+    return use_general_path();
   if (rows_need_grad && (source.is_grid() || source.is_sequence_first)) return use_general_path();
-  if (source.extra != 0 && !is_contiguous(x)) return use_general_path();
   if (is_new) {
     result = by_torch ? recorded_copy(object, sum.scale, dtype) : PyObject_CallOneArg(python.empty_like, object);
     if (result == nullptr) return use_general_path();
@@ -199,7 +199,8 @@ inline PyObject* fast_add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   // threads may have changed the tensors meanwhile.
   const auto set = [&] {
     if (strided_dtype_of(object, &x) != dtype || strided_dtype_of(result, &out) != dtype || device_of(x) != device ||
-        !are_alike(x, out) || count_strided(x) != elements || !is_dense(out) || (x.rank > 4 && !are_contiguous(x, out)))
+        !are_alike(x, out) || count_strided(x) != elements || !is_dense(out) ||
+        (x.rank > 4 && !(is_contiguous(x) && is_contiguous(out))))
       return false;
     const bool is_for_x =
         source.is_grid() ? has_layout(source.grid, x) : x.rank == rank && x.sizes[rank - 1] == source.dim;
@@ -221,14 +222,14 @@ inline PyObject* fast_add(PyObject*, PyObject* const* items, Py_ssize_t count) {
     }
     return !sum.drops() || !source.is_grid() || (is_contiguous(x) && is_row_major(a));
   };
-  // Of (batch, 1, rows, channels), in the order of x: (rows, batch, channels).
+  // Where the sequence is first: the mask follows the order of x, (rows, batch, channels), not that of `a`.
   const int64_t rng_offsets[] = {0, source.dim, source.dim, x.rank > 2 ? x.sizes[1] * source.dim : 0, 1};
   bool done = set();
   if (done && sum.drops()) {
     sinpe_dropout_arguments dropout{};
     done = set_dropout(sum, device, &dropout) && set();
     a.dropout = dropout;
-    if (source.is_sequence_first) a.dropout.rng_offsets = rng_offsets;  // null: those of the rows of each sample
+    if (source.is_sequence_first) a.dropout.rng_offsets = rng_offsets;
   }
   const bool is_final = done && sum.drops() && !library.in_host_memory;
   bool has_begun = false;

@@ -112,7 +112,7 @@ inline bool is_dense(const Tensor& t) {
   for (int32_t inner = 0; inner < t.rank; ++inner) {
     int32_t d = 0;
     while (d < t.rank && (t.sizes[d] == 1 || t.strides[d] != step)) ++d;
-    if (d == t.rank) return step == count_strided(t);
+    if (d == t.rank) break;
     step *= t.sizes[d];
   }
   return step == count_strided(t);
@@ -155,7 +155,6 @@ inline bool have_same_strides(const Tensor& a, const Tensor& b) {
   for (int32_t d = 0; same && d < a.rank; ++d) same = a.sizes[d] == 1 || a.strides[d] == b.strides[d];
   return same;
 }
-inline bool are_contiguous(const Tensor& a, const Tensor& b) { return is_contiguous(a) && is_contiguous(b); }
 
 inline bool are_alike(const Tensor& a, const Tensor& b) {
   bool alike = a.rank == b.rank && a.kind == b.kind && a.bits == b.bits && device_of(a) == device_of(b);
