@@ -195,25 +195,37 @@ SINPE_HD void find_range(float v, float relative, float absolute, float* low, fl
 }
 
 // The range of the sine and cosine of y (|y| <= 0.7855), given the relative error of the sine, that of the cosine (which
-// is 0.7 to 1, so that its error bound is the same for all), and what else adds to both errors.
+// is 0.7 to 1, so that its error bound is the same for all), and what else adds to both errors. kTurned: the values are
+// turned before, and the result has quarter 0; the bound of the sine is used for both, and exceeds that of the cosine.
+template <bool kTurned>
 SINPE_HD SampleRange float_range(float y, const Amplitude& amplitude, uint32_t quarter, float relative, float of_cosine,
                                  float absolute) {
   Sample<float> v;
   sincos_float(y, &v.s, &v.c);
-  const float size = amplitude.parts.hi, cosine = v.c * size, error = magnitude(size) * of_cosine + absolute;
-  SampleRange range{{0.0f, cosine - error}, {0.0f, cosine + error}, quarter};
-  find_range(v.s * size, relative, absolute, &range.low.s, &range.high.s);
+  const float size = amplitude.parts.hi;
+  SampleRange range{{0.0f, 0.0f}, {0.0f, 0.0f}, kTurned ? 0 : quarter};
+  if constexpr (kTurned) {
+    v = {v.s * size, v.c * size};
+    apply_quarter(quarter, &v.s, &v.c);
+    find_range(v.s, relative, absolute, &range.low.s, &range.high.s);
+    find_range(v.c, relative, absolute, &range.low.c, &range.high.c);
+  } else {
+    const float cosine = v.c * size, error = magnitude(size) * of_cosine + absolute;
+    find_range(v.s * size, relative, absolute, &range.low.s, &range.high.s);
+    range.low.c = cosine - error;
+    range.high.c = cosine + error;
+  }
   return range;
 }
 
 // As Run, with ranges instead of samples. row_error(), an argument of at(), is the same for all oscillators of a row;
-// `unit`: the amplitude is 1. kTurns: whether ranges have quarters other than 0.
-template <class Arithmetic, bool kConsecutive>
+// `unit`: the amplitude is 1. kTurned: as in float_range. kTurns: whether ranges have quarters other than 0.
+template <class Arithmetic, bool kConsecutive, bool kTurned>
 struct RangeRun;
 
 // Rotated in double from the first row.
-template <>
-struct RangeRun<InDouble, true> {
+template <bool kTurned>
+struct RangeRun<InDouble, true, kTurned> {
   static constexpr bool kCallerChecksRange = false, kScales = false, kTurns = false;
   Run<InDouble, true> run;
   float sine_error;
@@ -238,9 +250,9 @@ struct RangeRun<InDouble, true> {
 };
 
 // Each position reduced in double, and the sine and cosine of the rest in float.
-template <>
-struct RangeRun<InDouble, false> {
-  static constexpr bool kCallerChecksRange = true, kScales = true, kTurns = true;
+template <bool kTurned>
+struct RangeRun<InDouble, false, kTurned> {
+  static constexpr bool kCallerChecksRange = true, kScales = true, kTurns = !kTurned;
   double turns;
 
   SINPE_HD bool begin(const Plan& plan, int64_t osc, Position, int32_t, const FastRange& fast_range) {
@@ -261,14 +273,15 @@ struct RangeRun<InDouble, false> {
     const float of_cosine = unit ? 0x1p-23f : 0x1p-22f;     // 2u, 4u
     bits_t<double> quarter;
     const double t = short_phase(p.d, turns, &quarter);
-    return float_range(static_cast<float>(t * SINPE_TWO_PI), amplitude, low_half(quarter), relative, of_cosine, error);
+    return float_range<kTurned>(static_cast<float>(t * SINPE_TWO_PI), amplitude, low_half(quarter), relative, of_cosine,
+                                error);
   }
 };
 
 // Integer positions by the upper 64 bits of the integer phase; at most 32 rows if they are consecutive.
-template <bool kConsecutive>
-struct RangeRun<InSingle, kConsecutive> {
-  static constexpr bool kCallerChecksRange = false, kScales = true, kTurns = true;
+template <bool kConsecutive, bool kTurned>
+struct RangeRun<InSingle, kConsecutive, kTurned> {
+  static constexpr bool kCallerChecksRange = false, kScales = true, kTurns = !kTurned;
   uint64_t phase, step;
 
   SINPE_HD bool begin(const Plan& plan, int64_t osc, Position first, int32_t, const FastRange&) {
@@ -295,8 +308,8 @@ struct RangeRun<InSingle, kConsecutive> {
     const int32_t rest = static_cast<int32_t>(top - (quarter & 0xc0000000u));
     const float low = static_cast<float>(static_cast<int32_t>(low_half(phase))) * (kRadiansHigh * 0x1p-32f);
     if (kConsecutive) phase += step;
-    return float_range(fma(static_cast<float>(rest), kRadiansHigh, low), amplitude, quarter >> 30, relative, of_cosine,
-                       error);
+    return float_range<kTurned>(fma(static_cast<float>(rest), kRadiansHigh, low), amplitude, quarter >> 30, relative,
+                                of_cosine, error);
   }
 };
 

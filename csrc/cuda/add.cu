@@ -45,11 +45,12 @@ sinpe_status sinpe::cuda::add(const DevicePlan& plan, const sinpe_add_arguments&
   const sinpe_status status = check(plan, a, &empty);
   if (status != SINPE_OK || empty) return status;
   if (a.x == nullptr || !has_no_overlap(span_of_out(a), plan.packed, plan.n_words, a)) return SINPE_BAD_ARGUMENT;
-  const bool few = are_few(a);
+  const Data s = data_of(a, scalars);
+  if (are_few(a)) return apply_few<Source::kStrided>(plan, a, s, stream);
   sinpe_add_arguments flat;
-  if (!few && flatten(a, &flat)) {
+  if (flatten(a, &flat)) {
     return a.positions == nullptr ? run_rows<PositionKind::kConsecutive, true>(plan, flat, scalars, stream)
                                   : run_rows<true>(plan, flat, scalars, stream);
   }
-  return apply<Source::kStrided>(plan, a, data_of(a, scalars), few, stream);
+  return apply<Source::kStrided>(plan, a, s, stream);
 }

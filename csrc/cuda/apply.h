@@ -11,8 +11,8 @@
 namespace sinpe {
 namespace cuda {
 
-// Source of the data.
-enum class Source { kStrided, kRows };  // kStrided: x; kRows: rows of a weight, selected by ids
+// Source of the data: x; rows of a weight, selected by ids; or none, for the encoding alone (cuda/few_rows.h).
+enum class Source { kStrided, kRows, kNone };
 
 constexpr int kSliceDims = SINPE_MAX_RANK - 2;
 

@@ -156,40 +156,30 @@ sinpe_status launch_apply(const DevicePlan& plan, const typename TileRows<Arithm
 }
 
 template <class T, class Arithmetic, Source kSource>
-sinpe_status launch_few(const DevicePlan& plan, const sinpe_add_arguments& a, const Data& s, Stream stream) {
-  using Body = FewRows<T, Arithmetic, kSource>;
-  const Shape shape(a);
-  const int64_t items = shape.batch * shape.middle * shape.rows * ((shape.dim + 1) / 2);
-  return launch(Body(plan, positions_of(a), shape, s, a.dropout.drop_threshold != 0),
-                (items + Body::kThreads - 1) / Body::kThreads, stream);
-}
-
-template <class T, class Arithmetic, Source kSource>
 sinpe_status choose_dropout(const DevicePlan& plan, const typename TileRows<Arithmetic>::Operand& positions,
                             const sinpe_add_arguments& a, const Data& s, Stream stream) {
   if (a.dropout.drop_threshold != 0) return launch_apply<T, Arithmetic, kSource, true>(plan, positions, a, s, stream);
   return launch_apply<T, Arithmetic, kSource, false>(plan, positions, a, s, stream);
 }
 
-// Whether the kernel for few elements is used.
-inline bool are_few(const sinpe_add_arguments& a) { return Shape(a).elements() <= kFewElements * multiprocessors(); }
-
 // Launches the kernel. The arguments must be checked and not empty.
 template <Source kSource>
-sinpe_status apply(const DevicePlan& plan, const sinpe_add_arguments& a, const Data& s, bool few, Stream stream) {
-  const RowPositions positions = positions_of(a);
-  const auto run = [&](auto type, auto arithmetic) {
-    using T = decltype(type);
-    using Arithmetic = decltype(arithmetic);
-    return few ? launch_few<T, Arithmetic, kSource>(plan, a, s, stream)
-               : choose_dropout<T, Arithmetic, kSource>(plan, positions, a, s, stream);
-  };
-  return with_type(a.dtype, [&](auto type) {
-    if constexpr (std::is_same<decltype(type), double>::value) {
-      return run(type, InFull{});
-    } else {
-      return in_double() ? run(type, InDouble{}) : run(type, InSingle{});
-    }
+sinpe_status apply(const DevicePlan& plan, const sinpe_add_arguments& a, const Data& s, Stream stream) {
+  return with_arithmetic(a.dtype, [&](auto type, auto arithmetic) {
+    return choose_dropout<decltype(type), decltype(arithmetic), kSource>(plan, positions_of(a), a, s, stream);
+  });
+}
+
+// Whether the kernel for few elements is used, and its launch.
+inline bool are_few(const sinpe_add_arguments& a) { return Shape(a).elements() <= kFewElements * multiprocessors(); }
+template <Source kSource>
+sinpe_status apply_few(const DevicePlan& plan, const sinpe_add_arguments& a, const Data& s, Stream stream) {
+  return with_arithmetic(a.dtype, [&](auto type, auto arithmetic) {
+    using Body = FewRows<decltype(type), decltype(arithmetic), kSource>;
+    const Shape shape(a);
+    const int64_t items = shape.batch * shape.middle * shape.rows * ((shape.dim + 1) / 2);
+    return launch(Body(plan, positions_of(a), shape, s, a.dropout.drop_threshold != 0),
+                  (items + Body::kThreads - 1) / Body::kThreads, stream);
   });
 }
 

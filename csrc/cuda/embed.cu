@@ -20,5 +20,5 @@ sinpe_status sinpe::cuda::embed(const DevicePlan& plan, const sinpe_embed_argume
   s.of_ids.row = e.id_strides[a.rank - 2];
   s.of_x = Strides{};  // rows of the weight: only the channel stride is used
   s.of_x.channel = 1;
-  return apply<Source::kRows>(plan, a, s, are_few(a), stream);
+  return are_few(a) ? apply_few<Source::kRows>(plan, a, s, stream) : apply<Source::kRows>(plan, a, s, stream);
 }

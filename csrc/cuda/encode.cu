@@ -11,5 +11,6 @@ sinpe_status sinpe::cuda::encode(const DevicePlan& plan, const void* positions, 
   a.position_strides[1] = 1;
   bool empty;
   const sinpe_status status = check(plan, a, &empty);
-  return status != SINPE_OK || empty ? status : run_rows<false>(plan, a, {}, stream);
+  if (status != SINPE_OK || empty) return status;
+  return are_few(a) ? apply_few<Source::kNone>(plan, a, data_of(a, {}), stream) : run_rows<false>(plan, a, {}, stream);
 }

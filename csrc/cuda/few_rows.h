@@ -1,5 +1,5 @@
-// The kernel of add and embed for few elements, as in a decoding step: a thread computes two channels of a row for
-// itself, without barriers. The time of such a call is that of its chain of loads and of loading the code itself, so
+// The kernel for few elements, as in a decoding step, of add, embed, table and encode: a thread computes two channels of
+// a row for itself, without barriers. The time of such a call is that of its chain of loads and of loading the code itself, so
 // the code is short.
 #pragma once
 
@@ -119,8 +119,11 @@ struct FewRows {
     const bool halves = usable && plan.shared && !plan.interleaved && plan.dim == 2 * plan.n0;
     const int64_t c[2] = {halves ? across : 2 * across, halves ? across + plan.n0 : 2 * across + 1};
     const bool has_second = c[1] < packed_plan.dim;
-    const T value[2] = {is_row ? from[c[0] * of_x.channel] : T{},
-                        is_row && has_second ? from[c[1] * of_x.channel] : T{}};
+    T value[2] = {};
+    if constexpr (kSource != Source::kNone) {
+      if (is_row) value[0] = from[c[0] * of_x.channel];
+      if (is_row && has_second) value[1] = from[c[1] * of_x.channel];
+    }
     Real pe[2] = {static_cast<Real>(quiet_nan()), static_cast<Real>(quiet_nan())};
     if (usable) {
       bool cosine[2];
@@ -140,8 +143,11 @@ struct FewRows {
     SINPE_UNROLLED
     for (int k = 0; k < 2; ++k) {
       if (k != 0 && !has_second) return;
-      Real v = scale * to_float(value[k]);
-      if (!padded) v = v + by * pe[k];
+      Real v = pe[k];
+      if constexpr (kSource != Source::kNone) {
+        const Real from_x = scale * to_float(value[k]);
+        v = padded ? from_x : from_x + by * pe[k];
+      }
       if (drops) {
         const uint64_t e = rng_offset + static_cast<uint64_t>(c[k] * of_rng_offsets.channel);
         v = philox_lane(e, key) << 16 > drop_limit ? v * dropout_scale : Real{0};

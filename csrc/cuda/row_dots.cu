@@ -257,14 +257,9 @@ sinpe_status choose_dots(const DevicePlan& plan, const sinpe_add_arguments& a, d
   if (a.x == nullptr || (scratch == nullptr && row_dots_scratch(a) != 0)) return SINPE_BAD_ARGUMENT;
   double* partial = static_cast<double*>(scratch);
   const Data s = data_of(a, scalars);
-  return with_type(a.dtype, [&](auto type) {
-    using T = decltype(type);
-    if constexpr (std::is_same<T, double>::value) {
-      return launch_dots<T, InFull>(plan, a, dots, to, angular_frequencies, partial, s, stream);
-    } else {
-      return in_double() ? launch_dots<T, InDouble>(plan, a, dots, to, angular_frequencies, partial, s, stream)
-                         : launch_dots<T, InSingle>(plan, a, dots, to, angular_frequencies, partial, s, stream);
-    }
+  return with_arithmetic(a.dtype, [&](auto type, auto arithmetic) {
+    return launch_dots<decltype(type), decltype(arithmetic)>(plan, a, dots, to, angular_frequencies, partial, s,
+                                                             stream);
   });
 }
 

@@ -2,6 +2,7 @@
 // memory. Invalid plans, and positions that are not finite, give NaN.
 #pragma once
 
+#include "core/dtype.h"
 #include "core/layout.h"
 #include "core/run.h"
 #include "cuda/access.h"
@@ -259,6 +260,18 @@ struct TileRows {
     return are_fractional ? float_position(fractional[r]) : integer_position(integer[r]);
   }
 };
+
+// Calls run(type, arithmetic) for elements of a type and for the arithmetic of the current device.
+template <class Run>
+sinpe_status with_arithmetic(sinpe_dtype dtype, const Run& run) {
+  return with_type(dtype, [&](auto type) {
+    if constexpr (std::is_same<decltype(type), double>::value) {
+      return run(type, InFull{});
+    } else {
+      return in_double() ? run(type, InDouble{}) : run(type, InSingle{});
+    }
+  });
+}
 
 // No encoding: dropout only.
 template <class Number>

@@ -1,10 +1,10 @@
-// The kernel of table and encode, and of add if no two rows of x share a row of the encoding: a thread computes 16
-// bytes of each row of a run, with the state of its oscillators in registers. If a rounding is undecided, these bytes
-// are not written (so x and the result may be the same memory), but added to the block's list, and all threads of the
-// block compute the pairs of the list after a barrier. Invalid plans, and positions that are not finite, give NaN.
+// The kernel of table and encode, and of add if no two rows of x share a row of the encoding, for more elements than
+// those of cuda/few_rows.h: a thread computes 16 bytes of each row of a run, with the state of its oscillators in
+// registers. If a rounding is undecided, these bytes are not written (so x and the result may be the same memory), but
+// added to the block's list, and all threads of the block compute the pairs of the list after a barrier. Invalid plans,
+// and positions that are not finite, give NaN.
 #pragma once
 
-#include "core/dtype.h"
 #include "core/run.h"
 #include "cuda/access.h"
 #include "cuda/rows.h"
@@ -24,25 +24,26 @@ struct Runs {
   using Real = typename Arithmetic::Real;
   static_assert(std::is_same<Real, accumulate_t<T>>::value, "an arithmetic of T's accumulation type");
   static constexpr int kPhases = 3, kThreads = cuda::kThreads;
-  // Whether samples are ranges (core/run.h). Not if they are added to x: that would leave many small sums undecided.
-  static constexpr bool kRange =
-      sizeof(T) == 2 && !kAdds && (std::is_same<Arithmetic, InDouble>::value || kKind != PositionKind::kFloat);
+  // Whether samples are ranges (core/run.h). In sums of rotated samples, the tests would take as many instructions, and
+  // leave more roundings undecided.
+  static constexpr bool kRange = sizeof(T) == 2 && !(kAdds && kConsecutive) &&
+                                 (std::is_same<Arithmetic, InDouble>::value || kKind != PositionKind::kFloat);
   using OscillatorRun =
-      typename std::conditional<kRange, RangeRun<Arithmetic, kConsecutive>, Run<Arithmetic, kConsecutive>>::type;
+      typename std::conditional<kRange, RangeRun<Arithmetic, kConsecutive, kAdds>, Run<Arithmetic, kConsecutive>>::type;
   // Limited by the registers of kOsc oscillators.
   static constexpr int kBlocks =
       !kAdds && (std::is_same<T, float>::value || (kRange && std::is_same<Arithmetic, InDouble>::value)) ? 3 : 2;
   static constexpr int kEach = 16 / static_cast<int>(sizeof(T));  // values of a row per thread
   static constexpr int kOsc = kEach / 2;                          // oscillators per thread
-  // Rows that a thread computes at once, while as many more are loaded: as many as there are registers for. The compiler
-  // uses more registers for newer architectures.
+  // Rows that a thread computes at once, while as many more are loaded: in sums, as many as there are registers for. The
+  // compiler uses more registers for newer architectures.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
   static constexpr int kMost = kOsc == 4 && kConsecutive ? 1 : 2;
 #else
   static constexpr int kMost = kOsc == 1 ? 2 : (kOsc == 4 && kConsecutive ? 3 : 4);
 #endif
   static constexpr int kSingle = kOsc == 4 && kKind == PositionKind::kFloat ? 1 : 2;
-  static constexpr int kAdded = std::is_same<Arithmetic, InSingle>::value ? kSingle : kMost;
+  static constexpr int kAdded = kRange ? 3 : (std::is_same<Arithmetic, InSingle>::value ? kSingle : kMost);
   static constexpr int kInFlight = kAdds ? kAdded : (kOsc == 4 && kConsecutive ? 1 : 2);
   // Positions of a block's rows that are loaded into shared memory, if there are not more. With x in flight, a prefetch
   // into L2 is enough, and the registers for it are not free.
@@ -235,6 +236,9 @@ struct Runs {
     // Distance from the sines to the cosines, in bytes.
     const int64_t distance = (plan.q0 == 0 ? plan.n0 : -plan.n0) * static_cast<int64_t>(sizeof(T));
     const Amplitude amplitude = amplitude_of(kUnit ? 1.0 : plan.amplitude);
+    // Where an oscillator's values are among those of a row.
+    const auto sine = [](int k) { return kInterleaved ? 2 * k : k; };
+    const auto cosine = [](int k) { return kInterleaved ? 2 * k + 1 : kOsc + k; };
     // Writes a row, or returns true without writing if a rounding is undecided.
     const auto make = [&](int32_t r, uint64_t position_bits, const Piece* data, char* to) {
       Undecided row;
@@ -244,7 +248,40 @@ struct Runs {
         if (OscillatorRun::kCallerChecksRange) row.add(!is_in_fast_range(fast_range, p));
       }
       Piece pieces[kPieces];
-      if constexpr (kRange) {
+      // Packs samples, given in the order of memory, or adds them to x first.
+      const auto finish = [&](const Real* samples, Piece* packed) {
+        SINPE_UNROLLED
+        for (int h = 0; h < kPieces; ++h) {
+          Real u[kWide];
+          if constexpr (kAdds) unpack<T>(data[h], u);
+          SINPE_UNROLLED
+          for (int k = 0; k < kWide; ++k) {
+            const Real pe = samples[h * kWide + k];
+            u[k] = !kAdds ? pe : (kUnit ? u[k] + pe : sum(u[k], by * pe));
+          }
+          packed[h] = pack<T, sizeof(Piece)>(u);
+        }
+      };
+      if constexpr (kRange && kAdds) {
+        // Sums are monotone in the sample, too.
+        const float error = OscillatorRun::row_error(fast_range, p);
+        Real low[kEach], high[kEach];
+        SINPE_UNROLLED
+        for (int k = 0; k < kOsc; ++k) {
+          const SampleRange range = run[k].at(p, amplitude, error, kUnit);
+          low[sine(k)] = range.low.s;
+          low[cosine(k)] = range.low.c;
+          high[sine(k)] = range.high.s;
+          high[cosine(k)] = range.high.c;
+        }
+        Piece others[kPieces];
+        finish(low, pieces);
+        finish(high, others);
+        uint32_t differ = 0;
+        SINPE_UNROLLED
+        for (int w = 0; w < 4; ++w) differ |= pieces[w % kPieces].w[w / kPieces] ^ others[w % kPieces].w[w / kPieces];
+        row.add(differ != 0);
+      } else if constexpr (kRange) {
         const float error = OscillatorRun::row_error(fast_range, p);
         uint32_t words[kOsc], differ = 0;  // a sine and a cosine
         SINPE_UNROLLED
@@ -271,20 +308,10 @@ struct Runs {
         SINPE_UNROLLED
         for (int k = 0; k < kOsc; ++k) {
           const Sample<Real> s = run[k].at(fast_range, p, amplitude, &row);
-          v[kInterleaved ? 2 * k : k] = s.s;
-          v[kInterleaved ? 2 * k + 1 : kOsc + k] = s.c;
+          v[sine(k)] = s.s;
+          v[cosine(k)] = s.c;
         }
-        SINPE_UNROLLED
-        for (int h = 0; h < kPieces; ++h) {
-          Real* u = v + h * kWide;
-          if constexpr (kAdds) {
-            Real added[kWide];
-            unpack<T>(data[h], added);
-            SINPE_UNROLLED
-            for (int k = 0; k < kWide; ++k) u[k] = kUnit ? added[k] + u[k] : sum(added[k], by * u[k]);
-          }
-          pieces[h] = pack<T, sizeof(Piece)>(u);
-        }
+        finish(v, pieces);
       }
       const bool is_undecided = row.any();
       SINPE_UNROLLED
@@ -481,14 +508,8 @@ sinpe_status launch_runs(const DevicePlan& plan, const sinpe_add_arguments& a, c
 template <PositionKind kKind, bool kAdds>
 sinpe_status run_rows(const DevicePlan& plan, const sinpe_add_arguments& a, const DeviceScalars& scalars,
                       Stream stream) {
-  return with_type(a.dtype, [&](auto type) {
-    using T = decltype(type);
-    if constexpr (std::is_same<T, double>::value) {
-      return launch_runs<T, InFull, kKind, kAdds>(plan, a, scalars, stream);
-    } else {
-      return in_double() ? launch_runs<T, InDouble, kKind, kAdds>(plan, a, scalars, stream)
-                         : launch_runs<T, InSingle, kKind, kAdds>(plan, a, scalars, stream);
-    }
+  return with_arithmetic(a.dtype, [&](auto type, auto arithmetic) {
+    return launch_runs<decltype(type), decltype(arithmetic), kKind, kAdds>(plan, a, scalars, stream);
   });
 }
 

@@ -11,5 +11,6 @@ sinpe_status sinpe::cuda::table(const DevicePlan& plan, int64_t start, int64_t l
   const sinpe_status status = check(plan, a, &empty);
   if (status != SINPE_OK || empty) return status;
   if (!has_no_overlap(span_of_out(a), plan.packed, plan.n_words, a)) return SINPE_BAD_ARGUMENT;
+  if (are_few(a)) return apply_few<Source::kNone>(plan, a, data_of(a, {}), stream);
   return run_rows<PositionKind::kConsecutive, false>(plan, a, {}, stream);
 }

@@ -9,10 +9,14 @@ using namespace cases;
 
 constexpr int kCases = 400 / kFewer;
 
+// Half of the calls are on a device so small that their elements are not few (cuda/few_rows.h).
+void vary_device(int number) { sinpe::cuda::on_host::settings().multiprocessors = number % 2; }
+
 template <class T>
 void test_add() {
   check::Random random;
   for (int number = 0; number < kCases; ++number) {
+    vary_device(number);
     AddCase<T> c(random);
     Buffer<T> got = c.out;
     const sinpe_add_arguments b = c.for_device(&got);
@@ -31,6 +35,7 @@ template <class T>
 void test_in_place() {
   check::Random random;
   for (int number = 0; number < kCases / 4; ++number) {
+    vary_device(number);
     AddCase<T> c(random);
     Buffer<T> got = c.out;
     std::memcpy(c.a.x_strides, c.a.out_strides, sizeof c.a.x_strides);
@@ -47,6 +52,7 @@ template <class T>
 void test_dropout() {
   check::Random random;
   for (int number = 0; number < kCases; ++number) {
+    vary_device(number);
     AddCase<T> c(random);
     Buffer<T> got = c.out;
     const sinpe_add_arguments b = c.for_device(&got);
@@ -60,6 +66,7 @@ template <class T>
 void test_embed() {
   check::Random random;
   for (int number = 0; number < kCases; ++number) {
+    vary_device(number);
     AddCase<T> c(random);
     const int rank = c.a.rank;
     const int64_t dim = c.a.sizes[rank - 1], vocabulary = 1 + below(random, 40), stride = dim + below(random, 3);
@@ -91,6 +98,7 @@ template <class T>
 void test_rows() {
   check::Random random;
   for (int number = 0; number < kCases; ++number) {
+    vary_device(number);
     AddCase<T> c(random);
     const int64_t dim = c.plan.plan.dim, count = c.a.sizes[c.a.rank - 2],
                   stride = dim + (below(random, 2) == 0 ? below(random, 5) : 0);
@@ -109,6 +117,41 @@ void test_rows() {
                                 nullptr) == SINPE_OK);
     }
     compare("rows", number, sizes, strides, 2, got, want, 2.0 * std::fabs(c.plan.plan.amplitude));
+  }
+}
+
+// Positions of each token, and an x that cancels most of the encoding, so that many roundings of the sums are undecided.
+template <class T>
+void test_cancellation() {
+  check::Random random;
+  constexpr int64_t kRows = 400, kDim = 64;
+  for (const int layout : {0, 1, 2}) {
+    const TestPlan plan = make_plan(kDim, layout, false, layout == 2 ? 0.7 : 1.0);
+    const int64_t words = static_cast<int64_t>(plan.words.size());
+    std::vector<int64_t> positions;
+    for (int64_t i = 0; i < kRows; ++i) positions.push_back(below(random, 1 << 20));
+    std::vector<float> rows(kRows * kDim);
+    CHECK(sinpe_encode(plan.words.data(), words, positions.data(), SINPE_INT64, kRows, SINPE_FLOAT32, rows.data(),
+                       kDim) == SINPE_OK);
+    std::vector<T> got, want(rows.size());
+    for (const float pe : rows) got.push_back(rounded<T>(below(random, 2) == 0 ? -pe : pe * 0.5f));
+    sinpe_add_arguments a{};
+    a.rank = 2;
+    a.sizes[0] = kRows;
+    a.sizes[1] = a.x_strides[0] = a.out_strides[0] = kDim;
+    a.x_strides[1] = a.out_strides[1] = a.position_strides[1] = 1;
+    a.positions = positions.data();
+    a.position_dtype = SINPE_INT64;
+    a.dtype = dtype_of<T>();
+    a.scale = a.alpha = 1.0;
+    a.x = got.data();
+    a.out = want.data();
+    CHECK(sinpe_add(plan.words.data(), words, &a) == SINPE_OK);
+    a.out = got.data();  // in place
+    CHECK(sinpe::cuda::add(on_device(plan), a, {}, nullptr) == SINPE_OK);
+    int64_t wrong = 0;
+    for (size_t i = 0; i < got.size(); ++i) wrong += !agrees(got[i], want[i], 2.0);
+    CHECK(wrong == 0);
   }
 }
 
@@ -225,8 +268,12 @@ int main() {
   test_type<double>();
   test_type<sinpe::bfloat16>();
   test_type<sinpe::float16>();
+  vary_device(1);
+  test_cancellation<sinpe::bfloat16>();
+  test_cancellation<sinpe::float16>();
   test_invalid_arguments();
   test_sizes();
+  vary_device(0);
   test_runtime_queries();
   return check::finish((std::string("test_cuda, arithmetic ") + sinpe::cuda::arithmetic()).c_str());
 }

@@ -115,10 +115,10 @@ struct Ranges {
     for (Sample<float>* v : {&range.low, &range.high}) apply_quarter(range.quarter, &v->s, &v->c);
     CHECK(between(range.low.s, exact.s, range.high.s) && between(range.low.c, exact.c, range.high.c));
   }
-  template <class Arithmetic, bool kConsecutive>
+  template <class Arithmetic, bool kConsecutive, bool kTurned = false>
   void rows(const Plan& plan, int64_t osc, Position first, int32_t rows) {
     const FastRange reach(plan);
-    RangeRun<Arithmetic, kConsecutive> run;
+    RangeRun<Arithmetic, kConsecutive, kTurned> run;
     if (!run.begin(plan, osc, first, rows, reach)) {
       refused += rows;
       return;
@@ -127,6 +127,7 @@ struct Ranges {
       const Position p = kConsecutive ? integer_position(first.i + r) : first;
       const float error = run.row_error(reach, p);
       const SampleRange range = run.at(p, amplitude_of(plan.amplitude), error, plan.amplitude == 1.0);
+      CHECK(run.kTurns || range.quarter == 0);
       if (run.kCallerChecksRange && !reach.contains(p.d)) {
         ++refused;
       } else {
@@ -139,7 +140,7 @@ struct Ranges {
 // Ranges include the correctly rounded sample, at any frequency, amplitude and position.
 void test_ranges() {
   check::Random random;
-  Ranges rotated, separate, stepped, single;
+  Ranges rotated, separate, stepped, single, turned, turned_single;
   for (int n = 0; n < 3000; ++n) {
     const double size = std::exp2(-50.0 * random.uniform() * random.uniform());
     const double f = n % 7 == 0 ? std::floor(random.uniform() * 4096) / 4 : (n % 5 == 0 ? -1.0 : 1.0) * size;
@@ -152,18 +153,22 @@ void test_ranges() {
       stepped.rows<InSingle, true>(p.plan, 0, at, 32);
       separate.rows<InDouble, false>(p.plan, 0, at, 1);
       single.rows<InSingle, false>(p.plan, 0, at, 1);
-      separate.rows<InDouble, false>(
-          p.plan, 0, float_position(std::ldexp(random.uniform() - 0.5, static_cast<int>(random.next() % 80) - 30)), 1);
+      turned_single.rows<InSingle, false, true>(p.plan, 0, at, 1);
+      turned.rows<InDouble, false, true>(p.plan, 0, at, 1);
+      const Position any =
+          float_position(std::ldexp(random.uniform() - 0.5, static_cast<int>(random.next() % 80) - 30));
+      separate.rows<InDouble, false>(p.plan, 0, any, 1);
+      turned.rows<InDouble, false, true>(p.plan, 0, any, 1);
     }
   }
-  for (const Ranges& r : {rotated, separate, stepped, single}) CHECK(r.samples > 50000);
+  for (const Ranges& r : {rotated, separate, stepped, single, turned, turned_single}) CHECK(r.samples > 50000);
 }
 
 // The paper's frequencies: few 16-bit roundings are undecided. `times`: positions of each oscillator.
 void test_ranges_of_paper(int64_t times) {
   check::Random random;
   const TestPlan p = make_plan(512, 0, false, 1.0);
-  Ranges rotated, separate, stepped, single;
+  Ranges rotated, separate, stepped, single, turned, turned_single;
   for (int64_t osc = 0; osc < 256; ++osc) {
     for (int64_t k = 0; k < times; ++k) {
       const Position at = integer_position(static_cast<int64_t>(random.next() >> 44));
@@ -173,11 +178,13 @@ void test_ranges_of_paper(int64_t times) {
         const Position any = integer_position(static_cast<int64_t>(random.next() >> 33));
         separate.rows<InDouble, false>(p.plan, osc, any, 1);
         single.rows<InSingle, false>(p.plan, osc, any, 1);
+        turned.rows<InDouble, false, true>(p.plan, osc, any, 1);
+        turned_single.rows<InSingle, false, true>(p.plan, osc, any, 1);
         separate.rows<InDouble, false>(p.plan, osc, float_position(random.uniform() * 1000.0), 1);
       }
     }
   }
-  for (const Ranges& r : {rotated, separate, stepped, single}) {
+  for (const Ranges& r : {rotated, separate, stepped, single, turned, turned_single}) {
     std::printf("%" PRId64 " of %" PRId64 " ranges leave a bfloat16 open\n", r.open16, r.samples);
     CHECK(r.refused == 0 && r.open16 * 500 < r.samples);
   }
