@@ -108,6 +108,23 @@ def test_gradients_are_deterministic(backend: str) -> None:
     assert bool((results[0][1][400:] == 0).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_passes_accumulate_in_float32(dtype: torch.dtype, backend: str) -> None:
+    """With grad_dtype, autograd adds the gradients of several passes, each rounded once, in float32."""
+    weight, ids = table(dtype).requires_grad_(), tokens(4, 300)
+    weight.grad_dtype = torch.float32
+    want = torch.zeros(V, D)
+    for number in range(5):
+        grad = torch.randn(*ids.shape, D, generator=torch.Generator().manual_seed(number)).to(dtype)
+        sinpe.embed(ids, weight, T2T).backward(grad)
+        alone = table(dtype).requires_grad_()
+        sinpe.embed(ids, alone, T2T).backward(grad)
+        assert alone.grad is not None and alone.grad.dtype == dtype
+        want += alone.grad.float()
+    assert weight.grad is not None and weight.grad.dtype == torch.float32
+    assert torch.equal(weight.grad, want) and not torch.equal(want, want.to(dtype).float())
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_gradient_of_a_frequent_token(dtype: torch.dtype, backend: str) -> None:
     """The tokens of a row are summed as a tree, independent of other tokens; sequentially up to 64."""
