@@ -195,37 +195,25 @@ SINPE_HD void find_range(float v, float relative, float absolute, float* low, fl
 }
 
 // The range of the sine and cosine of y (|y| <= 0.7855), given the relative error of the sine, that of the cosine (which
-// is 0.7 to 1, so that its error bound is the same for all), and what else adds to both errors. kTurned: the values are
-// turned before, and the result has quarter 0; the bound of the sine is used for both, and exceeds that of the cosine.
-template <bool kTurned>
+// is 0.7 to 1, so that its error bound is the same for all), and what else adds to both errors.
 SINPE_HD SampleRange float_range(float y, const Amplitude& amplitude, uint32_t quarter, float relative, float of_cosine,
                                  float absolute) {
   Sample<float> v;
   sincos_float(y, &v.s, &v.c);
-  const float size = amplitude.parts.hi;
-  SampleRange range{{0.0f, 0.0f}, {0.0f, 0.0f}, kTurned ? 0 : quarter};
-  if constexpr (kTurned) {
-    v = {v.s * size, v.c * size};
-    apply_quarter(quarter, &v.s, &v.c);
-    find_range(v.s, relative, absolute, &range.low.s, &range.high.s);
-    find_range(v.c, relative, absolute, &range.low.c, &range.high.c);
-  } else {
-    const float cosine = v.c * size, error = magnitude(size) * of_cosine + absolute;
-    find_range(v.s * size, relative, absolute, &range.low.s, &range.high.s);
-    range.low.c = cosine - error;
-    range.high.c = cosine + error;
-  }
+  const float size = amplitude.parts.hi, cosine = v.c * size, error = magnitude(size) * of_cosine + absolute;
+  SampleRange range{{0.0f, cosine - error}, {0.0f, cosine + error}, quarter};
+  find_range(v.s * size, relative, absolute, &range.low.s, &range.high.s);
   return range;
 }
 
 // As Run, with ranges instead of samples. row_error(), an argument of at(), is the same for all oscillators of a row;
-// `unit`: the amplitude is 1. kTurned: as in float_range. kTurns: whether ranges have quarters other than 0.
-template <class Arithmetic, bool kConsecutive, bool kTurned>
+// `unit`: the amplitude is 1. kTurns: whether ranges have quarters other than 0.
+template <class Arithmetic, bool kConsecutive>
 struct RangeRun;
 
 // Rotated in double from the first row.
-template <bool kTurned>
-struct RangeRun<InDouble, true, kTurned> {
+template <>
+struct RangeRun<InDouble, true> {
   static constexpr bool kCallerChecksRange = false, kScales = false, kTurns = false;
   Run<InDouble, true> run;
   float sine_error;
@@ -250,9 +238,9 @@ struct RangeRun<InDouble, true, kTurned> {
 };
 
 // Each position reduced in double, and the sine and cosine of the rest in float.
-template <bool kTurned>
-struct RangeRun<InDouble, false, kTurned> {
-  static constexpr bool kCallerChecksRange = true, kScales = true, kTurns = !kTurned;
+template <>
+struct RangeRun<InDouble, false> {
+  static constexpr bool kCallerChecksRange = true, kScales = true, kTurns = true;
   double turns;
 
   SINPE_HD bool begin(const Plan& plan, int64_t osc, Position, int32_t, const FastRange& fast_range) {
@@ -273,15 +261,45 @@ struct RangeRun<InDouble, false, kTurned> {
     const float of_cosine = unit ? 0x1p-23f : 0x1p-22f;     // 2u, 4u
     bits_t<double> quarter;
     const double t = short_phase(p.d, turns, &quarter);
-    return float_range<kTurned>(static_cast<float>(t * SINPE_TWO_PI), amplitude, low_half(quarter), relative, of_cosine,
-                                error);
+    return float_range(static_cast<float>(t * SINPE_TWO_PI), amplitude, low_half(quarter), relative, of_cosine, error);
+  }
+};
+
+// The same for sums, in which the error of the reduction would leave most roundings undecided at positions above 2^32:
+// with the low part of the frequency, and turned by the quarter, so that x can be added.
+struct SumRangeRun {
+  static constexpr bool kCallerChecksRange = true, kScales = true, kTurns = false;
+  RangeRun<InDouble, false> short_run;
+  double turns_lo;
+
+  SINPE_HD bool begin(const Plan& plan, int64_t osc, Position p, int32_t rows, const FastRange& fast_range) {
+    turns_lo = plan.turns_lo[osc];
+    return short_run.begin(plan, osc, p, rows, fast_range);
+  }
+  // Exceeds the error of the reduction, |p*f| * kPhaseError turns, by 2^31, and is no subnormal float.
+  SINPE_HD static float row_error(const FastRange& fast_range, Position p) {
+    return RangeRun<InDouble, false>::row_error(fast_range, p) * 0x1p-24f;
+  }
+  SINPE_HD SampleRange at(Position p, const Amplitude& amplitude, float error, bool unit) const {
+    // As above. The cosine's 1.56u are below 2.3u relative to it, and it is scaled like the sine.
+    const float relative = unit ? 0x1.8p-23f : 0x1.4p-22f;  // 3u, 5u
+    bits_t<double> quarter;
+    const double t = fast_phase(p.d, short_run.turns, turns_lo, &quarter);
+    Sample<float> v;
+    sincos_float(static_cast<float>(t * SINPE_TWO_PI), &v.s, &v.c);
+    v = {v.s * amplitude.parts.hi, v.c * amplitude.parts.hi};
+    apply_quarter(low_half(quarter), &v.s, &v.c);
+    SampleRange range{};
+    find_range(v.s, relative, error, &range.low.s, &range.high.s);
+    find_range(v.c, relative, error, &range.low.c, &range.high.c);
+    return range;
   }
 };
 
 // Integer positions by the upper 64 bits of the integer phase; at most 32 rows if they are consecutive.
-template <bool kConsecutive, bool kTurned>
-struct RangeRun<InSingle, kConsecutive, kTurned> {
-  static constexpr bool kCallerChecksRange = false, kScales = true, kTurns = !kTurned;
+template <bool kConsecutive>
+struct RangeRun<InSingle, kConsecutive> {
+  static constexpr bool kCallerChecksRange = false, kScales = true, kTurns = true;
   uint64_t phase, step;
 
   SINPE_HD bool begin(const Plan& plan, int64_t osc, Position first, int32_t, const FastRange&) {
@@ -308,8 +326,8 @@ struct RangeRun<InSingle, kConsecutive, kTurned> {
     const int32_t rest = static_cast<int32_t>(top - (quarter & 0xc0000000u));
     const float low = static_cast<float>(static_cast<int32_t>(low_half(phase))) * (kRadiansHigh * 0x1p-32f);
     if (kConsecutive) phase += step;
-    return float_range<kTurned>(fma(static_cast<float>(rest), kRadiansHigh, low), amplitude, quarter >> 30, relative,
-                                of_cosine, error);
+    return float_range(fma(static_cast<float>(rest), kRadiansHigh, low), amplitude, quarter >> 30, relative, of_cosine,
+                       error);
   }
 };
 

@@ -3,7 +3,6 @@
 
 #include <utility>
 
-#include "core/dtype.h"
 #include "core/layout.h"
 #include "cuda/few_rows.h"
 
@@ -182,6 +181,8 @@ sinpe_status apply_few(const DevicePlan& plan, const sinpe_add_arguments& a, con
                   (items + Body::kThreads - 1) / Body::kThreads, stream);
   });
 }
+extern template sinpe_status apply_few<Source::kNone>(const DevicePlan&, const sinpe_add_arguments&, const Data&,
+                                                      Stream);  // in encode.cu
 
 // Arguments for the rows of an encoding alone: (count, dim), with rows `row_stride` elements apart.
 inline sinpe_add_arguments rows_alone(int64_t count, int64_t dim, sinpe_dtype dtype, void* out, int64_t row_stride) {

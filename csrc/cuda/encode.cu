@@ -2,6 +2,9 @@
 #include "cuda/apply_launch.h"
 #include "cuda/runs.h"
 
+template sinpe_status sinpe::cuda::apply_few<sinpe::cuda::Source::kNone>(const DevicePlan&, const sinpe_add_arguments&,
+                                                                         const Data&, Stream);
+
 sinpe_status sinpe::cuda::encode(const DevicePlan& plan, const void* positions, sinpe_dtype position_dtype,
                                  int64_t count, sinpe_dtype dtype, void* out, int64_t row_stride, Stream stream) {
   if (count < 0 || row_stride < plan.dim || (count > 0 && positions == nullptr)) return SINPE_BAD_ARGUMENT;

@@ -1,6 +1,6 @@
-// The kernel for few elements, as in a decoding step, of add, embed, table and encode: a thread computes two channels of
-// a row for itself, without barriers. The time of such a call is that of its chain of loads and of loading the code itself, so
-// the code is short.
+// The kernel for few elements, as in a decoding step, of add, embed, table and encode: a thread computes two channels
+// of a row for itself, without barriers. The time of such a call is that of its chain of loads and of loading the code
+// itself, so the code is short.
 #pragma once
 
 #include "cuda/apply.h"
@@ -30,6 +30,7 @@ template <class T, class Arithmetic, Source kSource>
 struct FewRows {
   using Real = typename Arithmetic::Real;
   static constexpr int kPhases = 1, kThreads = 128, kBlocks = 1;
+  static constexpr bool kEncodes = kSource == Source::kNone;  // the encoding alone
   struct Shared {};
 
   // A kernel's arguments are loaded from memory, too: what every call reads comes first and is small.
@@ -95,7 +96,7 @@ struct FewRows {
 
  private:
   SINPE_HD int64_t offset(const FlatStrides& flat, const Strides& t, int64_t slice, int64_t row) const {
-    return (is_flat ? slice * flat.slice : slice_offset(s, t, slice)) + row * flat.row;
+    return (kEncodes || is_flat ? slice * flat.slice : slice_offset(s, t, slice)) + row * flat.row;
   }
 
   SINPE_HD void two_channels(int64_t slice, int64_t row, int64_t across) const {
@@ -120,7 +121,7 @@ struct FewRows {
     const int64_t c[2] = {halves ? across : 2 * across, halves ? across + plan.n0 : 2 * across + 1};
     const bool has_second = c[1] < packed_plan.dim;
     T value[2] = {};
-    if constexpr (kSource != Source::kNone) {
+    if constexpr (!kEncodes) {
       if (is_row) value[0] = from[c[0] * of_x.channel];
       if (is_row && has_second) value[1] = from[c[1] * of_x.channel];
     }
@@ -136,7 +137,7 @@ struct FewRows {
     }
     T* to = out + offset(of_out, s.of_out, slice, row);
     uint64_t rng_offset = 0, key = seed;
-    if (drops) {
+    if (!kEncodes && drops) {
       rng_offset = first_rng_offset + static_cast<uint64_t>(offset(of_rng_offsets, s.of_rng_offsets, slice, row));
       if (seed_on_device != nullptr) key = static_cast<uint64_t>(*seed_on_device);
     }
@@ -144,11 +145,11 @@ struct FewRows {
     for (int k = 0; k < 2; ++k) {
       if (k != 0 && !has_second) return;
       Real v = pe[k];
-      if constexpr (kSource != Source::kNone) {
+      if constexpr (!kEncodes) {
         const Real from_x = scale * to_float(value[k]);
         v = padded ? from_x : from_x + by * pe[k];
       }
-      if (drops) {
+      if (!kEncodes && drops) {
         const uint64_t e = rng_offset + static_cast<uint64_t>(c[k] * of_rng_offsets.channel);
         v = philox_lane(e, key) << 16 > drop_limit ? v * dropout_scale : Real{0};
       }

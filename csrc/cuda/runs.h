@@ -24,15 +24,15 @@ struct Runs {
   using Real = typename Arithmetic::Real;
   static_assert(std::is_same<Real, accumulate_t<T>>::value, "an arithmetic of T's accumulation type");
   static constexpr int kPhases = 3, kThreads = cuda::kThreads;
-  // Whether samples are ranges (core/run.h). In sums of rotated samples, the tests would take as many instructions, and
-  // leave more roundings undecided.
-  static constexpr bool kRange = sizeof(T) == 2 && !(kAdds && kConsecutive) &&
-                                 (std::is_same<Arithmetic, InDouble>::value || kKind != PositionKind::kFloat);
-  using OscillatorRun =
-      typename std::conditional<kRange, RangeRun<Arithmetic, kConsecutive, kAdds>, Run<Arithmetic, kConsecutive>>::type;
+  // Whether samples are ranges (core/run.h). Of sums, only those in bfloat16 at given positions: elsewhere the roundings
+  // that ranges leave undecided take longer than what they save.
+  static constexpr bool kDouble = std::is_same<Arithmetic, InDouble>::value;
+  static constexpr bool kRange = sizeof(T) == 2 && (kAdds ? kDouble && !kConsecutive && std::is_same<T, bfloat16>::value
+                                                          : kDouble || kKind != PositionKind::kFloat);
+  using AnyRange = typename std::conditional<kAdds, SumRangeRun, RangeRun<Arithmetic, kConsecutive>>::type;
+  using OscillatorRun = typename std::conditional<kRange, AnyRange, Run<Arithmetic, kConsecutive>>::type;
   // Limited by the registers of kOsc oscillators.
-  static constexpr int kBlocks =
-      !kAdds && (std::is_same<T, float>::value || (kRange && std::is_same<Arithmetic, InDouble>::value)) ? 3 : 2;
+  static constexpr int kBlocks = !kAdds && (std::is_same<T, float>::value || (kRange && kDouble)) ? 3 : 2;
   static constexpr int kEach = 16 / static_cast<int>(sizeof(T));  // values of a row per thread
   static constexpr int kOsc = kEach / 2;                          // oscillators per thread
   // Rows that a thread computes at once, while as many more are loaded: in sums, as many as there are registers for. The
@@ -43,7 +43,7 @@ struct Runs {
   static constexpr int kMost = kOsc == 1 ? 2 : (kOsc == 4 && kConsecutive ? 3 : 4);
 #endif
   static constexpr int kSingle = kOsc == 4 && kKind == PositionKind::kFloat ? 1 : 2;
-  static constexpr int kAdded = kRange ? 3 : (std::is_same<Arithmetic, InSingle>::value ? kSingle : kMost);
+  static constexpr int kAdded = std::is_same<Arithmetic, InSingle>::value ? kSingle : (kRange ? 3 : kMost);
   static constexpr int kInFlight = kAdds ? kAdded : (kOsc == 4 && kConsecutive ? 1 : 2);
   // Positions of a block's rows that are loaded into shared memory, if there are not more. With x in flight, a prefetch
   // into L2 is enough, and the registers for it are not free.

@@ -9,7 +9,7 @@ using namespace cases;
 
 constexpr int kCases = 400 / kFewer;
 
-// Half of the calls are on a device so small that their elements are not few (cuda/few_rows.h).
+// Half of the calls are on a device so small that more than 1024 elements are not few (cuda/few_rows.h).
 void vary_device(int number) { sinpe::cuda::on_host::settings().multiprocessors = number % 2; }
 
 template <class T>
@@ -120,37 +120,43 @@ void test_rows() {
   }
 }
 
-// Positions of each token, and an x that cancels most of the encoding, so that many roundings of the sums are undecided.
-template <class T>
+// Positions of each token, and an x that cancels most of the encoding, so that many roundings of the sums are undecided:
+// the bits of the sum of the float32 row.
+template <class T, class Position>
 void test_cancellation() {
   check::Random random;
   constexpr int64_t kRows = 400, kDim = 64;
-  for (const int layout : {0, 1, 2}) {
-    const TestPlan plan = make_plan(kDim, layout, false, layout == 2 ? 0.7 : 1.0);
-    const int64_t words = static_cast<int64_t>(plan.words.size());
-    std::vector<int64_t> positions;
-    for (int64_t i = 0; i < kRows; ++i) positions.push_back(below(random, 1 << 20));
+  constexpr bool kWhole = std::is_same<Position, int64_t>::value;
+  const sinpe_dtype type = kWhole ? SINPE_INT64 : (sizeof(Position) == 4 ? SINPE_FLOAT32 : SINPE_FLOAT64);
+  for (int number = 0; number < 12; ++number) {
+    const TestPlan plan = make_plan(kDim, number % 3, false, number % 2 == 0 ? 0.7 : 1.0);
+    const float alpha = number % 4 < 2 ? 1.0f : -0.3f, scale = number % 4 < 2 ? 1.0f : 22.6f;
+    std::vector<Position> positions;
+    for (int64_t i = 0; i < kRows; ++i)
+      positions.push_back(static_cast<Position>(below(random, int64_t{1} << (number < 6 ? 20 : 40))) /
+                          (kWhole ? 1 : 8));
     std::vector<float> rows(kRows * kDim);
-    CHECK(sinpe_encode(plan.words.data(), words, positions.data(), SINPE_INT64, kRows, SINPE_FLOAT32, rows.data(),
-                       kDim) == SINPE_OK);
-    std::vector<T> got, want(rows.size());
-    for (const float pe : rows) got.push_back(rounded<T>(below(random, 2) == 0 ? -pe : pe * 0.5f));
+    CHECK(sinpe::cuda::encode(on_device(plan), positions.data(), type, kRows, SINPE_FLOAT32, rows.data(), kDim,
+                              nullptr) == SINPE_OK);
+    std::vector<T> x, want;
+    for (const float pe : rows) {
+      x.push_back(rounded<T>(alpha * pe / scale * (below(random, 2) == 0 ? -1.0f : 0.5f)));
+      want.push_back(rounded<T>(scale * sinpe::to_float(x.back()) + alpha * pe));
+    }
     sinpe_add_arguments a{};
     a.rank = 2;
     a.sizes[0] = kRows;
     a.sizes[1] = a.x_strides[0] = a.out_strides[0] = kDim;
     a.x_strides[1] = a.out_strides[1] = a.position_strides[1] = 1;
     a.positions = positions.data();
-    a.position_dtype = SINPE_INT64;
+    a.position_dtype = type;
     a.dtype = dtype_of<T>();
-    a.scale = a.alpha = 1.0;
-    a.x = got.data();
-    a.out = want.data();
-    CHECK(sinpe_add(plan.words.data(), words, &a) == SINPE_OK);
-    a.out = got.data();  // in place
+    a.scale = scale;
+    a.alpha = alpha;
+    a.x = a.out = x.data();  // in place
     CHECK(sinpe::cuda::add(on_device(plan), a, {}, nullptr) == SINPE_OK);
     int64_t wrong = 0;
-    for (size_t i = 0; i < got.size(); ++i) wrong += !agrees(got[i], want[i], 2.0);
+    for (size_t i = 0; i < x.size(); ++i) wrong += !same(x[i], want[i]);
     CHECK(wrong == 0);
   }
 }
@@ -191,17 +197,24 @@ void test_invalid_arguments() {
   a.position_dtype = SINPE_INT64;
   CHECK(sinpe::cuda::add(on_device(plan), a, {}, nullptr) == SINPE_OK);
   for (size_t i = 0; i < out.size(); ++i) CHECK(std::isnan(out[i]) == (i / 6 >= 3));
-  CHECK(sinpe::cuda::table(on_device(plan), INT64_MAX - 2, 5, SINPE_FLOAT32, out.data(), 6, nullptr) == SINPE_OK);
-  for (size_t i = 0; i < out.size(); ++i) CHECK(std::isnan(out[i]) == (i / 6 >= 3));
+  std::vector<float> many(6 * 300);
+  for (std::vector<float>* to : {&out, &many}) {
+    const int64_t count = static_cast<int64_t>(to->size()) / 6;
+    CHECK(sinpe::cuda::table(on_device(plan), INT64_MAX - 2, count, SINPE_FLOAT32, to->data(), 6, nullptr) == SINPE_OK);
+    for (size_t i = 0; i < to->size(); ++i) CHECK(std::isnan((*to)[i]) == (i / 6 >= 3));
+  }
   const std::vector<int64_t> nothing(30, 7);
   const TestPlan other = make_plan(8, 0, false);
   const int64_t words = static_cast<int64_t>(other.words.size());
   for (const DevicePlan& bad :
        {DevicePlan{nothing.data(), 30, 6}, DevicePlan{nothing.data(), 3, 6}, DevicePlan{other.words.data(), words, 6},
         DevicePlan{other.words.data(), words - 1, 6}}) {
-    out.assign(out.size(), 1.0f);
-    CHECK(sinpe::cuda::table(bad, 0, 5, SINPE_FLOAT32, out.data(), 6, nullptr) == SINPE_OK);
-    for (const float v : out) CHECK(std::isnan(v));
+    for (std::vector<float>* to : {&out, &many}) {
+      const int64_t count = static_cast<int64_t>(to->size()) / 6;
+      to->assign(to->size(), 1.0f);
+      CHECK(sinpe::cuda::table(bad, 0, count, SINPE_FLOAT32, to->data(), 6, nullptr) == SINPE_OK);
+      for (const float v : *to) CHECK(std::isnan(v));
+    }
   }
   CHECK(sinpe::cuda::use_device(0) == SINPE_OK);
   CHECK(sinpe::cuda::use_device(-1) == SINPE_LAUNCH_FAILED && std::strlen(sinpe::cuda::launch_error()) > 8);
@@ -269,8 +282,10 @@ int main() {
   test_type<sinpe::bfloat16>();
   test_type<sinpe::float16>();
   vary_device(1);
-  test_cancellation<sinpe::bfloat16>();
-  test_cancellation<sinpe::float16>();
+  test_cancellation<sinpe::bfloat16, int64_t>();
+  test_cancellation<sinpe::bfloat16, float>();
+  test_cancellation<sinpe::bfloat16, double>();
+  test_cancellation<sinpe::float16, double>();
   test_invalid_arguments();
   test_sizes();
   vary_device(0);

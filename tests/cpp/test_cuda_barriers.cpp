@@ -16,7 +16,7 @@ namespace {
 using namespace cases;
 namespace on_host = sinpe::cuda::on_host;
 
-constexpr int64_t kBatch = 3, kRows = 5, kDim = 64, kVocabulary = 7;
+constexpr int64_t kBatch = 3, kRows = 9, kDim = 64, kVocabulary = 7;
 constexpr int64_t kFar = int64_t{1} << 60;  // a position beyond the fast range: its values are computed after a barrier
 std::map<std::string, int32_t> phases_of;   // of each kernel that was launched
 
@@ -66,6 +66,7 @@ void check_barriers(const char* name, const std::vector<Call>& calls) {
         seen[barrier] = seen[barrier] || matters(call, want, static_cast<int32_t>(barrier), order);
     }
   }
+  CHECK(!seen.empty());
   for (size_t barrier = 0; barrier < seen.size(); ++barrier) {
     if (!seen[barrier]) std::printf("%s: nothing is seen without barrier %zu\n", name, barrier);
     CHECK(seen[barrier]);
@@ -99,6 +100,17 @@ void test_type(const TestPlan& plan) {
     check_barriers("add", {[&] {
                      std::vector<T> out;
                      CHECK(sinpe::cuda::add(words, arguments(&out, drop), {}, nullptr) == SINPE_OK);
+                     return bytes_of(out);
+                   }});
+    check_barriers("add at positions", {[&] {
+                     std::vector<T> out;
+                     std::vector<int64_t> positions(kBatch * kRows);
+                     std::iota(positions.begin(), positions.end(), kFar);
+                     sinpe_add_arguments a = arguments(&out, drop);
+                     a.positions = positions.data();
+                     a.position_strides[0] = kRows;
+                     a.position_strides[1] = 1;
+                     CHECK(sinpe::cuda::add(words, a, {}, nullptr) == SINPE_OK);
                      return bytes_of(out);
                    }});
     check_barriers("row_dots", {[&] {
@@ -182,7 +194,7 @@ void test_grid() {
 }  // namespace
 
 int main() {
-  on_host::settings().multiprocessors = 2;
+  on_host::settings().multiprocessors = 1;  // so that the elements are not few: that kernel has no barrier
   on_host::settings().launch_hook = see;
   // Sines and cosines in halves: neighbours in a row come from two threads.
   const TestPlan plan = make_plan(kDim, 1, false);

@@ -115,10 +115,14 @@ struct Ranges {
     for (Sample<float>* v : {&range.low, &range.high}) apply_quarter(range.quarter, &v->s, &v->c);
     CHECK(between(range.low.s, exact.s, range.high.s) && between(range.low.c, exact.c, range.high.c));
   }
-  template <class Arithmetic, bool kConsecutive, bool kTurned = false>
+  template <class Arithmetic, bool kConsecutive>
   void rows(const Plan& plan, int64_t osc, Position first, int32_t rows) {
+    runs<RangeRun<Arithmetic, kConsecutive>, kConsecutive>(plan, osc, first, rows);
+  }
+  template <class Run, bool kConsecutive>
+  void runs(const Plan& plan, int64_t osc, Position first, int32_t rows) {
     const FastRange reach(plan);
-    RangeRun<Arithmetic, kConsecutive, kTurned> run;
+    Run run;
     if (!run.begin(plan, osc, first, rows, reach)) {
       refused += rows;
       return;
@@ -140,7 +144,7 @@ struct Ranges {
 // Ranges include the correctly rounded sample, at any frequency, amplitude and position.
 void test_ranges() {
   check::Random random;
-  Ranges rotated, separate, stepped, single, turned, turned_single;
+  Ranges rotated, separate, stepped, single, summed;
   for (int n = 0; n < 3000; ++n) {
     const double size = std::exp2(-50.0 * random.uniform() * random.uniform());
     const double f = n % 7 == 0 ? std::floor(random.uniform() * 4096) / 4 : (n % 5 == 0 ? -1.0 : 1.0) * size;
@@ -153,22 +157,20 @@ void test_ranges() {
       stepped.rows<InSingle, true>(p.plan, 0, at, 32);
       separate.rows<InDouble, false>(p.plan, 0, at, 1);
       single.rows<InSingle, false>(p.plan, 0, at, 1);
-      turned_single.rows<InSingle, false, true>(p.plan, 0, at, 1);
-      turned.rows<InDouble, false, true>(p.plan, 0, at, 1);
       const Position any =
           float_position(std::ldexp(random.uniform() - 0.5, static_cast<int>(random.next() % 80) - 30));
       separate.rows<InDouble, false>(p.plan, 0, any, 1);
-      turned.rows<InDouble, false, true>(p.plan, 0, any, 1);
+      summed.runs<SumRangeRun, false>(p.plan, 0, k % 2 == 0 ? at : any, 1);
     }
   }
-  for (const Ranges& r : {rotated, separate, stepped, single, turned, turned_single}) CHECK(r.samples > 50000);
+  for (const Ranges& r : {rotated, separate, stepped, single, summed}) CHECK(r.samples > 50000);
 }
 
 // The paper's frequencies: few 16-bit roundings are undecided. `times`: positions of each oscillator.
 void test_ranges_of_paper(int64_t times) {
   check::Random random;
   const TestPlan p = make_plan(512, 0, false, 1.0);
-  Ranges rotated, separate, stepped, single, turned, turned_single;
+  Ranges rotated, separate, stepped, single, summed;
   for (int64_t osc = 0; osc < 256; ++osc) {
     for (int64_t k = 0; k < times; ++k) {
       const Position at = integer_position(static_cast<int64_t>(random.next() >> 44));
@@ -178,13 +180,13 @@ void test_ranges_of_paper(int64_t times) {
         const Position any = integer_position(static_cast<int64_t>(random.next() >> 33));
         separate.rows<InDouble, false>(p.plan, osc, any, 1);
         single.rows<InSingle, false>(p.plan, osc, any, 1);
-        turned.rows<InDouble, false, true>(p.plan, osc, any, 1);
-        turned_single.rows<InSingle, false, true>(p.plan, osc, any, 1);
         separate.rows<InDouble, false>(p.plan, osc, float_position(random.uniform() * 1000.0), 1);
+        const int64_t far = static_cast<int64_t>(random.next() >> 20);
+        summed.runs<SumRangeRun, false>(p.plan, osc, integer_position(far), 1);
       }
     }
   }
-  for (const Ranges& r : {rotated, separate, stepped, single, turned, turned_single}) {
+  for (const Ranges& r : {rotated, separate, stepped, single, summed}) {
     std::printf("%" PRId64 " of %" PRId64 " ranges leave a bfloat16 open\n", r.open16, r.samples);
     CHECK(r.refused == 0 && r.open16 * 500 < r.samples);
   }

@@ -71,15 +71,17 @@ def test_closest_approaches_to_zero(device: torch.device) -> None:  # noqa: F811
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_table_out(dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
     """Rows of any stride and alignment: kernels store 16 bytes at a time only if aligned."""
+    for rows in (9, 5000):  # the second is not few elements for a GPU
+        want = expected(device, lambda d: sinpe.table(rows, 33, start=4, dtype=dtype, device=d))  # noqa: B023
+        for width, first in ((33, 0), (33, 1), (40, 0), (40, 3), (64, 8)):
+            memory = torch.full((rows * width + first + 5,), 7.0, dtype=dtype, device=device)
+            out = memory[first:].as_strided((rows, 33), (width, 1), first)
+            assert sinpe.table(rows, 33, start=4, dtype=dtype, out=out) is out
+            assert_rows(device, out, want)
+            untouched = torch.ones_like(memory, dtype=torch.bool)
+            untouched.as_strided((rows, 33), (width, 1), first).fill_(False)
+            assert bool((memory[untouched] == 7.0).all())
     want = expected(device, lambda d: sinpe.table(9, 33, start=4, dtype=dtype, device=d))
-    for width, first in ((33, 0), (33, 1), (40, 0), (40, 3), (64, 8)):
-        memory = torch.full((9 * width + first + 5,), 7.0, dtype=dtype, device=device)
-        out = memory[first:].as_strided((9, 33), (width, 1), first)
-        assert sinpe.table(9, 33, start=4, dtype=dtype, out=out) is out
-        assert_rows(device, out, want)
-        untouched = torch.ones_like(memory, dtype=torch.bool)
-        untouched.as_strided((9, 33), (width, 1), first).fill_(False)
-        assert bool((memory[untouched] == 7.0).all())
     out = torch.empty(33, 9, dtype=dtype, device=device).t()
     assert_rows(device, sinpe.table(9, 33, start=4, dtype=dtype, out=out), want)
 
@@ -178,6 +180,20 @@ def test_add(form: str, dtype: torch.dtype, device: torch.device) -> None:  # no
 
 # Above the size up to which a thread computes two channels for itself (csrc/cuda/few_rows.h), on every card.
 MANY = 2**19
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_rows_of_many_elements(dtype: torch.dtype, cuda: torch.device) -> None:  # noqa: F811
+    for encoding in CONVENTIONS.values():
+        for start in STARTS[:5]:
+            run = lambda d: sinpe.table(MANY // encoding.dim, encoding.replace(start=start), dtype=dtype, device=d)  # noqa: B023, E731
+            assert_rows(cuda, run(cuda), expected(cuda, run))
+    for make in POSITIONS.values():
+        positions = make().flatten()
+        positions = positions.repeat(MANY // 33 // max(1, positions.numel()) + 1)
+        for encoding in (sinpe.Encoding(64), sinpe.convention("ddpm", 33), CONVENTIONS["turns"]):
+            run = lambda d: sinpe.encode(positions.to(d), encoding, dtype=dtype)  # noqa: B023, E731
+            assert_rows(cuda, run(cuda), expected(cuda, run))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
