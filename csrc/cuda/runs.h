@@ -24,8 +24,8 @@ struct Runs {
   using Real = typename Arithmetic::Real;
   static_assert(std::is_same<Real, accumulate_t<T>>::value, "an arithmetic of T's accumulation type");
   static constexpr int kPhases = 3, kThreads = cuda::kThreads;
-  // Whether samples are ranges (core/run.h). Of sums, only those in bfloat16 at given positions: elsewhere the roundings
-  // that ranges leave undecided take longer than what they save.
+  // Whether samples are ranges (core/run.h). Of sums, only those in bfloat16 at given positions: elsewhere, to resolve the
+  // roundings that ranges leave undecided takes as many instructions as they save.
   static constexpr bool kDouble = std::is_same<Arithmetic, InDouble>::value;
   static constexpr bool kRange = sizeof(T) == 2 && (kAdds ? kDouble && !kConsecutive && std::is_same<T, bfloat16>::value
                                                           : kDouble || kKind != PositionKind::kFloat);
