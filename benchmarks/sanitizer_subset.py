@@ -35,11 +35,15 @@ def run(dtype: torch.dtype, width: int) -> list[torch.Tensor]:
         sinpe.add(x.mT.contiguous().mT, positions=positions, padding_mask=mask, scale=2.0, dropout=0.3, seed=1),
         sinpe.add_(x.clone(), alpha=torch.ones(1, device=device)),
     ]
-    # Above 1024 elements for each multiprocessor, add and embed have other kernels.
+    # Above 1024 elements for each multiprocessor, there are other kernels.
     samples = 2**18 // (5 * width)
     large = torch.randn(samples, 5, width, device=device).to(dtype)
     ids = torch.arange(samples * 5, device=device).reshape(samples, 5) % 7
     results += [
+        sinpe.table(samples * 5, width, dtype=dtype, device=device),
+        sinpe.encode(ids, width, dtype=dtype),
+        sinpe.encode(ids.flatten() / 3, width, dtype=dtype),
+        sinpe.add(large[:, 0], positions=ids[:, 0]),
         sinpe.add(large),
         sinpe.add(large, dropout=0.3, seed=1),
         sinpe.add(large, positions=ids),

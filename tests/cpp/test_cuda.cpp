@@ -161,6 +161,54 @@ void test_cancellation() {
   }
 }
 
+// Many narrow rows, whose runs alternate in encode, at near and far positions; and x with one row for each sample.
+template <class T>
+void test_many_rows() {
+  check::Random random;
+  constexpr int64_t kRows = 12000;
+  for (const int64_t dim : {2, 4, 8, 16, 32, 66}) {
+    const TestPlan plan = make_plan(dim, static_cast<int>(dim / 2 % 3), false);
+    const int64_t words = static_cast<int64_t>(plan.words.size());
+    std::vector<int64_t> positions;
+    for (int64_t i = 0; i < 3 * kRows; ++i)
+      positions.push_back(below(random, int64_t{1} << (below(random, 9) == 0 ? 60 : 20)));
+    std::vector<T> got(static_cast<size_t>(kRows * dim)), want = got;
+    int64_t wrong = 0;
+    const auto compare_all = [&](double slack) {
+      for (size_t i = 0; i < got.size(); ++i) wrong += !agrees(got[i], want[i], slack);
+    };
+    CHECK(sinpe_encode(plan.words.data(), words, positions.data(), SINPE_INT64, kRows, dtype_of<T>(), want.data(),
+                       dim) == SINPE_OK);
+    CHECK(sinpe::cuda::encode(on_device(plan), positions.data(), SINPE_INT64, kRows, dtype_of<T>(), got.data(), dim,
+                              nullptr) == SINPE_OK);
+    compare_all(2.0);
+    Buffer<T> x = numbers<T>(random, 2 * kRows * dim);
+    sinpe_add_arguments a{};
+    a.rank = 3;
+    a.sizes[0] = kRows;
+    a.sizes[1] = 1;
+    a.sizes[2] = a.out_strides[0] = a.out_strides[1] = dim;
+    a.x_strides[0] = 2 * dim;
+    a.x_strides[1] = dim;
+    a.x_strides[2] = a.out_strides[2] = 1;
+    a.positions = positions.data();
+    a.position_strides[0] = 3;
+    a.position_dtype = SINPE_INT64;
+    a.dtype = dtype_of<T>();
+    a.scale = a.alpha = 1.0;
+    a.x = x.data();
+    for (const int32_t are_starts : {0, 1}) {
+      a.positions_are_starts = are_starts;
+      a.out = want.data();
+      CHECK(sinpe_add(plan.words.data(), words, &a) == SINPE_OK);
+      a.out = got.data();
+      CHECK(sinpe::cuda::add(on_device(plan), a, {}, nullptr) == SINPE_OK);
+      compare_all(2.0);
+    }
+    CHECK(wrong == 0);
+  }
+}
+
 // Invalid values give NaN, and no other memory is written.
 void test_invalid_arguments() {
   const TestPlan plan = make_plan(6, 0, false);
@@ -282,6 +330,9 @@ int main() {
   test_type<sinpe::bfloat16>();
   test_type<sinpe::float16>();
   vary_device(1);
+  test_many_rows<float>();
+  test_many_rows<double>();
+  test_many_rows<sinpe::bfloat16>();
   test_cancellation<sinpe::bfloat16, int64_t>();
   test_cancellation<sinpe::bfloat16, float>();
   test_cancellation<sinpe::bfloat16, double>();

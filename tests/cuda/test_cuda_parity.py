@@ -191,8 +191,9 @@ def test_rows_of_many_elements(dtype: torch.dtype, cuda: torch.device) -> None: 
     for make in POSITIONS.values():
         positions = make().flatten()
         positions = positions.repeat(MANY // 33 // max(1, positions.numel()) + 1)
-        for encoding in (sinpe.Encoding(64), sinpe.convention("ddpm", 33), CONVENTIONS["turns"]):
-            run = lambda d: sinpe.encode(positions.to(d), encoding, dtype=dtype)  # noqa: B023, E731
+        for encoding in (*map(sinpe.Encoding, (4, 8, 32, 64)), sinpe.convention("ddpm", 33), CONVENTIONS["turns"]):
+            at = positions.repeat(1 + 33 // encoding.dim)
+            run = lambda d: sinpe.encode(at.to(d), encoding, dtype=dtype)  # noqa: B023, E731
             assert_rows(cuda, run(cuda), expected(cuda, run))
 
 
@@ -205,6 +206,30 @@ def test_add_of_many_elements(form: str, dtype: torch.dtype, cuda: torch.device)
         for layout in LAYOUTS:
             for drop in (0.0, P):
                 run = sums(x, named, layout, dropout=drop, seed=11)
+                assert_sums(cuda, run(cuda), expected(cuda, run), 40.0)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_add_of_many_rows_of_their_own(dtype: torch.dtype, cuda: torch.device) -> None:  # noqa: F811
+    """No two rows of x share a row of the encoding: the kernel of `table` and `encode`, which adds x."""
+    generator = torch.Generator().manual_seed(2)
+    for width in (4, 7, 16, 32, 130, 512):
+        count = MANY // width
+        x = randn(count, width, dtype=dtype)
+        whole = torch.randint(-(2**20), 2**20, (count,), generator=generator)
+        for shape, named in (
+            ((count, width), {}),
+            ((count, width), {"start": 2**31 - 7, "alpha": -0.3, "scale": 0.5}),
+            ((count, width), {"positions": whole}),
+            ((count, width), {"positions": whole << 20, "alpha": torch.tensor([0.7]), "scale": 22.6}),
+            ((count, width), {"positions": whole / 7}),
+            ((count // 8, 8, width), {"positions": whole[: count // 8 * 8].reshape(-1, 8)}),
+            ((count, 1, width), {"positions": whole.double().unsqueeze(1) / 3}),
+            ((count, 1, width), {"start": whole}),
+        ):
+            data = x[: shape[0] * 8].reshape(shape) if shape[1] == 8 else x.reshape(shape)
+            for layout in ("plain", "misaligned", "every other row"):
+                run = sums(data, named, layout)
                 assert_sums(cuda, run(cuda), expected(cuda, run), 40.0)
 
 
