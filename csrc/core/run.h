@@ -276,7 +276,8 @@ struct SumRangeRun {
     turns_lo = plan.turns_lo[osc];
     return short_run.begin(plan, osc, p, rows, fast_range);
   }
-  // Exceeds the error of the reduction, |p*f| * kPhaseError turns, by 2^31, and is no subnormal float.
+  // Exceeds the error of the reduction, |p*f| * kPhaseError turns, by 2^31. It may be subnormal if |p*f| or the amplitude
+  // is tiny; the error is then relative to the sample, or far below any sum.
   SINPE_HD static float row_error(const FastRange& fast_range, Position p) {
     return RangeRun<InDouble, false>::row_error(fast_range, p) * 0x1p-24f;
   }
