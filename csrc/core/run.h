@@ -257,12 +257,13 @@ struct RangeRun<InDouble, false> {
     // In units of u = 2^-24: y has 1, its rounding; the sine of y, 1.1 for its last rounding and the polynomial, and 0.4
     // for those of the product (an eighth of the sine): 2.5. The cosine has 0.56 for y, 0.5 for z, 0.5 for the last
     // rounding: 1.56. Scaling adds 2.
-    const float relative = unit ? 0x1.8p-23f : 0x1.4p-22f;  // 3u, 5u
-    const float of_cosine = unit ? 0x1p-23f : 0x1p-22f;     // 2u, 4u
+    const float of_cosine = unit ? 0x1p-23f : 0x1p-22f;  // 2u, 4u
     bits_t<double> quarter;
     const double t = short_phase(p.d, turns, &quarter);
-    return float_range(static_cast<float>(t * SINPE_TWO_PI), amplitude, low_half(quarter), relative, of_cosine, error);
+    return float_range(static_cast<float>(t * SINPE_TWO_PI), amplitude, low_half(quarter), sine_error(unit), of_cosine,
+                       error);
   }
+  SINPE_HD static float sine_error(bool unit) { return unit ? 0x1.8p-23f : 0x1.4p-22f; }  // 3u, 5u
 };
 
 // The same for sums, in which the error of the reduction would leave most roundings undecided at positions above 2^32:
@@ -282,8 +283,8 @@ struct SumRangeRun {
     return RangeRun<InDouble, false>::row_error(fast_range, p) * 0x1p-24f;
   }
   SINPE_HD SampleRange at(Position p, const Amplitude& amplitude, float error, bool unit) const {
-    // As above. The cosine's 1.56u are below 2.3u relative to it, and it is scaled like the sine.
-    const float relative = unit ? 0x1.8p-23f : 0x1.4p-22f;  // 3u, 5u
+    // The bound of the sine for both: the cosine's 1.56u are below 2.3u relative to it, and it is scaled like the sine.
+    const float relative = short_run.sine_error(unit);
     bits_t<double> quarter;
     const double t = fast_phase(p.d, short_run.turns, turns_lo, &quarter);
     Sample<float> v;

@@ -136,8 +136,9 @@ struct FewRows {
       pe[1] = osc1 < 0 ? Real{0} : (cosine[1] ? v[1].c : v[1].s);
     }
     T* to = out + offset(of_out, s.of_out, slice, row);
+    const bool draws = !kEncodes && drops;
     uint64_t rng_offset = 0, key = seed;
-    if (!kEncodes && drops) {
+    if (draws) {
       rng_offset = first_rng_offset + static_cast<uint64_t>(offset(of_rng_offsets, s.of_rng_offsets, slice, row));
       if (seed_on_device != nullptr) key = static_cast<uint64_t>(*seed_on_device);
     }
@@ -149,7 +150,7 @@ struct FewRows {
         const Real from_x = scale * to_float(value[k]);
         v = padded ? from_x : from_x + by * pe[k];
       }
-      if (!kEncodes && drops) {
+      if (draws) {
         const uint64_t e = rng_offset + static_cast<uint64_t>(c[k] * of_rng_offsets.channel);
         v = philox_lane(e, key) << 16 > drop_limit ? v * dropout_scale : Real{0};
       }
