@@ -176,7 +176,8 @@ class Operator:
         operands = record if out is None else (*record, out)
         given = [operands[k] for k in self._tensors if operands[k] is not None]
         # Under torch.func an operator of ordinary tensors can be computed now, by the backend that is set.
-        runs_now = not is_traced or (state.transformed and not state.fx_tracing and not any(map(_is_wrapped, given)))
+        in_graph = state.compiling or state.fx_tracing
+        runs_now = not is_traced or (state.transformed and not in_graph and not any(map(_is_wrapped, given)))
         if not runs_now or any(map(is_batched, given)):  # batched: calls the operator once per sample
             return self.op(*operands)
         if state.transformed and any(forward_ad.unpack_dual(t).tangent is not None for t in given):

@@ -37,7 +37,7 @@ class TorchState(NamedTuple):
     Attributes:
         compiling: torch.compile or torch.export is tracing.
         functorch: a torch.func transform is active, inside a graph as well.
-        transformed: that, or forward-mode differentiation, which intercept every operation; False while compiling.
+        transformed: that, or forward-mode differentiation, which intercept every operation, inside a graph as well.
         traced: operators are intercepted by a compiler, a dispatch mode (fake tensors, make_fx) or torch.func.
         fx_tracing: make_fx is tracing the operations.
         must_decompose: the call has to consist of dispatched torch operations, because a compiler, torch.func,
@@ -64,7 +64,9 @@ NOT_INTERCEPTED = TorchState()  # nothing intercepts the call
 def read() -> TorchState:
     """The state at this moment: the object NOT_INTERCEPTED itself if nothing intercepts the call."""
     if _is_compiling():
-        return TorchState(True, _transforms(), False, True, False, True, context_parallel=in_context_parallel())
+        functorch = _transforms()
+        transformed = functorch or _is_dual_level_traced()
+        return TorchState(True, functorch, transformed, True, False, True, context_parallel=in_context_parallel())
     if not (_is_intercepted() or _pre_dispatch()):
         return NOT_INTERCEPTED
     functorch = _transforms()
@@ -79,6 +81,25 @@ def read() -> TorchState:
         jit_tracing=_tracing_state() is not None,
         context_parallel=in_context_parallel(),
     )
+
+
+@constant_in_graph
+def _is_dual_level_traced() -> bool:
+    """Whether forward-mode differentiation is active at this place of a graph. The graph is valid for calls at the same
+    dual level only, which torch.compile guards only if the graph itself contains a dual level."""
+    if torch._guards.TracingContext.try_get() is not None:  # there is none in an export that is not strict
+        from torch._dynamo.guards import install_guard
+        from torch._dynamo.variables.ctx_manager import DualLevelContextManager
+
+        install_guard(DualLevelContextManager._guards_singleton)
+    return forward_ad._current_level >= 0
+
+
+@constant_in_graph
+def is_vmapped() -> bool:
+    """Whether torch.vmap is active, inside a graph as well."""
+    transforms = torch._C._functorch.get_interpreter_stack() or ()
+    return any(transform.key() == torch._C._functorch.TransformType.Vmap for transform in transforms)
 
 
 # The conditions of `is_intercepted` except the compiler's, as `csrc/pybind/fast_path/` evaluates them: the functions

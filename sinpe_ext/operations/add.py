@@ -344,7 +344,7 @@ class Sum:
         state = self.state
         if not self.has_kernel or not state.compiling:
             return self.has_kernel and not state.must_decompose
-        return bool(self.drop_threshold or learns) and not state.functorch and not torch_state.is_exporting()
+        return bool(self.drop_threshold or learns) and not state.transformed and not torch_state.is_exporting()
 
     def composed(self) -> Tensor:
         """The result in torch operations."""
@@ -382,7 +382,7 @@ class Sum:
             return total.to(self.dtype)
         rng_offsets = self.rng_offsets if rng_offsets is None else rng_offsets
         d = Dropout(total, self.seed, self.drop_threshold, 1.0, rng_offsets)
-        if not self.state.transformed and not self.state.functorch:
+        if not self.state.transformed:
             return DROPOUT(d).to(self.dtype)
         if self.state.compiling:
             ones = torch.ones(total.shape, dtype=total.dtype, device=self.device)
@@ -443,7 +443,7 @@ class Addition(Sum):
         self.draw()
         if self.uses_operator():
             return self.by_operator()
-        if self.state.must_decompose or self.needs_grad(self.x):
+        if self.state.must_decompose or self.state.traced or self.needs_grad(self.x):
             return self.composed()
         return self._written(torch.empty_like(self.x))  # with the strides of empty_like
 
@@ -477,10 +477,12 @@ class Addition(Sum):
 
     def write_to(self, out: Tensor) -> Tensor:
         """Writes the result to `out`, which has been checked."""
-        if self.state.must_decompose or (not self.has_kernel and self.needs_grad(self.x)):
+        state, uses_operator = self.state, self.uses_operator()
+        # A mode may skip an operator that writes to an argument.
+        if state.must_decompose or state.traced or (not uses_operator and self.needs_grad(self.x)):
             return out.copy_(self.computed())
         self.draw()
-        if not self.has_kernel:
+        if not uses_operator:
             return self._written(out)
         if out.is_neg():  # kernels would write values of the wrong sign
             return out.copy_(self.by_operator())
@@ -510,7 +512,7 @@ class SequenceAdd(Addition):
     def by_operator(self, out: Tensor | None = None) -> Tensor:
         x, form = self.x, self.form
         is_plain = form.is_canonical and x.is_contiguous()
-        if out is None and (is_plain or self.state.compiling or self.needs_grad(x)):
+        if out is None and (is_plain or self.state.traced or self.needs_grad(x)):
             return form.restored(ADD(self.operands(form.canonical(x)), state=self.state))
         out = torch.empty_like(x) if out is None else out
         x = form.canonical(x)

@@ -185,7 +185,7 @@ def row_tensor(name: str, value: Tensor, of: Target) -> Tensor:
         same_device(name, value, of)
     view = value.unsqueeze(0) if value.dim() == 1 else value
     shape = value.shape
-    if view.dim() != 2 or shape[-1] != of.rows or (len(shape) == 2 and shape[0] not in (1, of.batch)):
+    if view.dim() != 2 or shape[-1] != of.rows or (len(shape) == 2 and not is_size(shape[0], of.batch)):
         is_transposed = tuple(shape) == (of.rows, of.batch)
         raise ValueError(
             f"{name}: expected shape ({of.rows},) or ({of.batch}, {of.rows}), (sequence) or (batch, sequence) of "
@@ -260,10 +260,16 @@ def refuse_list(value: Any, of: Target) -> None:
         )
 
 
+def is_size(size: int, batch: int) -> bool:
+    """Whether the first dimension of an argument is that of each sample, or of one for all."""
+    # Not `in`: only a comparison of symbolic sizes guards the graph.
+    return bool(size == batch or size == 1)
+
+
 def start_shape(value: Tensor, of: Target) -> None:
     """Raises ValueError unless the shape of `start` is () or (B,)."""
     shape = value.shape
-    if len(shape) > 1 or (len(shape) == 1 and shape[0] not in (1, of.batch)):
+    if len(shape) > 1 or (len(shape) == 1 and not is_size(shape[0], of.batch)):
         raise ValueError(
             f"start: expected shape () or ({of.batch},), one for each sample, got {tuple(shape)} for {of.name} "
             f"of shape {tuple(of.shape)}; pass positions for one per row"

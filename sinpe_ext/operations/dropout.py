@@ -68,6 +68,9 @@ def seed_tensor(seed: Any, device: torch.device) -> Tensor:
             "dropout: expected none in a graph of standard operations, got a layer in training or dropout > 0; call "
             "model.eval() before the export"
         )
+    if seed is None and torch_state.is_vmapped():
+        # Of torch's random operations, vmap makes one draw for each sample or none, as its argument `randomness` says.
+        return torch.randint(INT64_MAX, (), dtype=torch.int64, device=device)
     if seed is None:
         # A custom operator in a graph: the compiler would replace torch.randint by another random stream.
         drawn: Tensor = DRAW_SEED(DrawSeed(torch.empty((), dtype=torch.int64, device=device)))

@@ -60,29 +60,58 @@ def encode(of: EncodingArguments, positions: Tensor, dtype: torch.dtype) -> Tens
         if state.fake and not state.fx_tracing:  # the constants have data; only shape and gradient matter
             return (positions.unsqueeze(-1) * torch.empty(encoding.dim, device=device)).to(dtype)
         return _encode_in_float32(of, positions, dtype)
+    if state.transformed or (positions.requires_grad and not state.compiling and (state.traced or positions.is_meta)):
+        return _by_angle_addition(of, positions, dtype)
+    return _rows_at(of, positions, dtype)
+
+
+def _rows_at(of: EncodingArguments, positions: Tensor, dtype: torch.dtype, partner: bool = False) -> Tensor:
+    """`encode` of an exact encoding, by an operator or, for an export, in standard operations; or rows of its partner
+    plan."""
+    state, device = torch_state.read(), positions.device
+    encoding = resolve.encoding(*of)
+    rows: Tensor
     if state.compiling:
         if torch_state.is_exporting():
-            return onnx.encode(_plan_of(encoding), positions, dtype)
-        in_graph: Tensor = ENCODE(Encode(positions.contiguous(), graph_plan(*of, device), encoding.dim, dtype))
-        return in_graph
+            return onnx.encode(_plan_of(encoding).partner() if partner else _plan_of(encoding), positions, dtype)
+        packed_plan = graph_plan(*of, device)
+        packed_plan = derivative_plan(packed_plan, encoding.dim)[0] if partner else packed_plan
+        rows = ENCODE(Encode(positions.contiguous(), packed_plan, encoding.dim, dtype))
+        return rows
     packed_plan = pack_plan(encoding, device)
-    if state.transformed or (positions.requires_grad and (state.traced or positions.is_meta)):
-        constants: tuple[Tensor, ...] = derivative_constants(decoded(packed_plan), packed_plan.device)
-        constants = packed_plan, *constants
-        if state.fake and not state.fx_tracing:  # only their shapes matter
-            constants = tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in constants)
-        return _EncodeTransformed.apply(positions, *constants, dtype)
-    return _rows_at(positions, packed_plan, encoding.dim, dtype)
-
-
-def _rows_at(positions: Tensor, packed_plan: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """`encode` of an exact encoding outside of graphs."""
-    state, shape = torch_state.read(), (*positions.shape, dim)
+    packed_plan = derivative_constants(decoded(packed_plan), packed_plan.device)[0] if partner else packed_plan
+    shape = (*positions.shape, encoding.dim)
     if (state.fake or positions.is_meta) and not state.fx_tracing:
         return positions.new_empty(shape, dtype=dtype)
-    with _stated_size(shape, dtype, positions.device):
-        rows: Tensor = ENCODE(Encode(positions.contiguous(), packed_plan, dim, dtype), state=state)
+    with _stated_size(shape, dtype, device):
+        rows = ENCODE(Encode(positions.contiguous(), packed_plan, encoding.dim, dtype), state=state)
     return rows
+
+
+def _by_angle_addition(of: EncodingArguments, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """`encode` of an exact encoding in operations that every transform of torch differentiates, to any order.
+
+    With w the angular frequency of a channel and PE' / w its value a quarter turn further, the channel at p + d is
+    PE(p) cos(w d) + PE'(p) / w sin(w d). Here p is `positions` without derivatives, computed by the operator, and
+    d = positions - p is zero, with all derivatives of `positions`. So the values are those of the operator.
+    """
+    encoding, state, device = resolve.encoding(*of), torch_state.read(), positions.device
+    at, acc = positions.detach(), accumulation(dtype)
+    if not positions.is_floating_point():
+        return _rows_at(of, at, dtype)
+    wide = accumulation(dtype, positions.dtype)
+    if state.compiling:
+        frequencies = PLAN_ANGULAR_FREQUENCIES(PlanAngularFrequencies(graph_plan(*of, device), encoding.dim))
+    else:
+        packed_plan = pack_plan(encoding, device)
+        frequencies = derivative_constants(decoded(packed_plan), packed_plan.device)[1]
+        if state.fake and not state.fx_tracing:  # only the shape matters
+            frequencies = torch.empty(frequencies.shape, dtype=frequencies.dtype, device=device)
+    angle = (positions - at).to(wide).unsqueeze(-1) * frequencies.to(device, wide)
+    rows, partner = _rows_at(of, at, acc), _rows_at(of, at, wide, partner=True)
+    rows_wide = rows if wide == acc else _rows_at(of, at, wide)
+    # The first term alone has a value; 0 * cos(0) - 0 * 1 of the second one is zero, or NaN where the first one is.
+    return (rows + (rows_wide * (angle.cos() - 1.0) + partner * angle.sin())).to(dtype)
 
 
 @contextmanager
@@ -105,52 +134,6 @@ def _encode_in_float32(of: EncodingArguments, positions: Tensor, dtype: torch.dt
     ladder, kinds = _ladder[number](*of, device), _kinds[number](*of, device)
     multiply, factor = _order(*of)
     return float32_angle.rows(positions, ladder, kinds, multiply, factor, encoding.amplitude, dtype)
-
-
-class _EncodeTransformed(torch.autograd.Function):
-    """encode(positions) for torch.func and forward-mode AD, which the operator's derivative does not support, and for
-    fake tensors, which an operator does not accept together with a plan tensor."""
-
-    @staticmethod
-    def forward(
-        positions: Tensor, packed_plan: Tensor, partner: Tensor, angular_frequencies: Tensor, dtype: torch.dtype
-    ) -> Tensor:
-        return _rows_at(positions, packed_plan, angular_frequencies.shape[0], dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        positions, packed_plan, partner, angular_frequencies, ctx.dtype = inputs
-        ctx.save_for_backward(positions, packed_plan, partner, angular_frequencies)
-        ctx.save_for_forward(positions, packed_plan, partner, angular_frequencies)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        positions, packed_plan, partner, angular_frequencies = ctx.saved_tensors
-        (grad,) = grads
-        acc = accumulation(grad.dtype, positions.dtype)
-        rows = _derivative(positions, packed_plan, partner, angular_frequencies, acc)
-        return (grad.to(acc) * rows).sum(-1).to(positions.dtype), None, None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Any, *_: Any) -> Any:
-        positions, packed_plan, partner, angular_frequencies = ctx.saved_tensors
-        acc = accumulation(ctx.dtype, positions.dtype)
-        return (
-            tangent.to(acc).unsqueeze(-1) * _derivative(positions, packed_plan, partner, angular_frequencies, acc)
-        ).to(ctx.dtype)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, positions: Tensor, *constants: Any) -> Any:
-        return _EncodeTransformed.apply(positions.movedim(in_dims[0], 0), *constants), 0
-
-
-def _derivative(
-    positions: Tensor, packed_plan: Tensor, partner: Tensor, angular_frequencies: Tensor, acc: torch.dtype
-) -> Tensor:
-    """d encode / d positions in dtype acc, (*positions.shape, dim), differentiable."""
-    return _EncodeTransformed.apply(
-        positions, partner, packed_plan, -angular_frequencies, acc
-    ) * angular_frequencies.to(positions.device, acc)
 
 
 def derivative_plan(packed_plan: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,9 @@
 """`add` with a grid, or with a sequence behind extra tokens: the layout of x, the checked call and its derivative.
 
 If one encoding covers all channels of x, the operators of `add.py` generate its rows while they process x. If a grid
-has several pieces and all samples have the same coordinates, the rows of the axes are generated once and the operator
-`add_grid_out` combines them. If each grid point has its own coordinates, each piece of the grid is a separate `add` on
-its channels. The dropout mask depends on the index of an element in x alone, so it is the same in all these cases.
+has several pieces, the rows of the axes are generated once and the operator `add_grid_out` combines them. If each grid
+point has its own coordinates, or alpha or the coordinates need a gradient, the sum is composed of torch operations over
+`encode`. The dropout mask depends on the index of an element in x alone, so it is the same in all these cases.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ import torch
 from torch import Tensor
 
 from ..encodings import resolve, values
-from ..encodings.encoding import Encoding
-from ..encodings.grid import GridEncoding, Piece
+from ..encodings.grid import GridEncoding
 from ..operator import Operator, Size
 from ..reference import grid_add, philox
 from ..reference.tiles import accumulation, arranged
 from . import checks, grid_rows
-from .add import ADD, Add, AddArguments, Addition, Part, cached_by_value, position_gradient, row_dots_of
+from .add import ADD, AddArguments, Addition, Part, cached_by_value
 from .dropout import DROPOUT, Dropout, scaled
-from .encoded_rows import ROW_DOTS, TREE_SUM, TreeSum, row_positions
-from .plans import pack_plan
+from .encoded_rows import row_positions
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -272,59 +270,21 @@ def _dim_and_starts(of: _GridArguments, width: int) -> tuple[int, tuple[int, ...
 
 
 class DifferentiableGrid(torch.autograd.Function):
-    """`add` with a grid, differentiable in x, alpha (a tensor or None) and positions ((1 or B, S, axes) or None); the
-    result is written to x or to a new tensor."""
+    """`add` with a grid, differentiable in x; the result is written to x or to a new tensor."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, alpha: Tensor | None, positions: Tensor | None, call: GridAdd, into_x: bool
-    ) -> Tensor:
-        ctx.form, ctx.scale, ctx.drop_threshold = call.form, call.scale, call.drop_threshold
-        ctx.own_rng_offsets = [] if call.is_whole else call.form.own_rng_offsets
-        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            positions = call.coordinates() if positions is None else positions
-            ctx.pieces = [
-                (p.axis, p.first, p.step, p.encoding.dim, call.packed_plan_of(k), call.rng_offsets_at(p.first, p.step))
-                for k, p in enumerate(call.grid.pieces)
-            ]
-            ctx.save_for_backward(positions, call.padding_mask, alpha)
-        ctx.seed = call.seed  # not saved: see `Derivative`
-        out = x if into_x else torch.empty_like(x)
-        call.write(out)
-        if into_x:
-            ctx.mark_dirty(x)
-        return out
+    def forward(ctx: Any, x: Tensor, call: GridAdd, into_x: bool) -> Tensor:
+        # Nothing is saved, not even the seed: see `Derivative`.
+        ctx.dropout = call.seed, call.drop_threshold, call.scale, [] if call.is_whole else call.form.own_rng_offsets
+        if not into_x:
+            return call.in_new_tensor()
+        call.write(x)
+        ctx.mark_dirty(x)
+        return x
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        (grad,) = grads
-        form: GridForm = ctx.form
-        seed = ctx.seed
-        to_x = to_alpha = to_positions = None
-        if ctx.needs_input_grad[0]:
-            to_x = scaled(Dropout(grad, seed, ctx.drop_threshold, ctx.scale, ctx.own_rng_offsets))
-        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            positions, mask, alpha = ctx.saved_tensors
-            points = form.canonical(grad)
-            of_axes: list[Any] = [None] * positions.shape[-1]
-            for axis, first, step, count, packed_plan, rng_offsets in ctx.pieces:
-                part = points[..., first : first + (count - 1) * step + 1 : step]
-                at = positions[..., axis]
-                a = Add(
-                    part, packed_plan, at, mask, alpha, seed, drop_threshold=ctx.drop_threshold, rng_offsets=rng_offsets
-                )
-                if ctx.needs_input_grad[1]:
-                    dots = TREE_SUM(TreeSum(ROW_DOTS(row_dots_of(part, a))))
-                    to_alpha = dots if to_alpha is None else to_alpha + dots
-                if ctx.needs_input_grad[2]:
-                    one = position_gradient(part, a)
-                    of_axes[axis] = one if of_axes[axis] is None else of_axes[axis] + one
-            if to_alpha is not None:
-                to_alpha = to_alpha.reshape(alpha.shape).to(alpha.dtype)
-            if ctx.needs_input_grad[2]:
-                zero = torch.zeros(positions.shape[:-1], dtype=positions.dtype, device=positions.device)
-                to_positions = torch.stack([zero if one is None else one for one in of_axes], -1)
-        return to_x, to_alpha, to_positions, None, None
+        return scaled(Dropout(*grads, *ctx.dropout)), None, None
 
 
 class GridAdd(Addition):
@@ -380,10 +340,11 @@ class GridAdd(Addition):
         self.rng_offsets = form.rng_offsets
         self.is_empty = 0 in x.shape
         has_some_channels_of_grid = self.columns is not None and not self.is_single_encoding
-        is_unsupported_shard = has_some_channels_of_grid or (self.drop_threshold > 0 and not form.is_evenly_spaced)
+        is_unsupported = has_some_channels_of_grid or (self.drop_threshold > 0 and not form.is_evenly_spaced)
+        is_unsupported |= self.positions is not None and not self.is_single_encoding
         if self.is_single_encoding:
             self._set_single_encoding(known.is_grid)
-        self.has_kernel = known.is_exact and not (is_unsupported_shard or self.is_empty or self.has_no_data)
+        self.has_kernel = known.is_exact and not (is_unsupported or self.is_empty or self.has_no_data)
 
     def target(self) -> checks.Target:
         return checks.Target("x", self.x.shape, self.device, self.form.batch, self.form.points)
@@ -451,13 +412,25 @@ class GridAdd(Addition):
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(1, -1, len(self.firsts))
 
     def uses_operator(self, learns: bool = False) -> bool:
-        return self.has_kernel and not self.state.must_decompose
+        if not self.has_kernel or self.state.must_decompose:
+            return False
+        # The derivative of the operators is that of x.
+        others = self.alpha, self.positions
+        return not (torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in others))
 
     def by_operator(self, out: Tensor | None = None) -> Tensor:
         if self.needs_grad(self.x):
-            positions = None if self.positions is None else self.coordinates()
-            return DifferentiableGrid.apply(self.x, self.alpha_tensor(), positions, self, out is not None)
-        out = torch.empty_like(self.x) if out is None else out
+            return DifferentiableGrid.apply(self.x, self, out is not None)
+        if out is None:
+            return self.in_new_tensor()
+        self.write(out)
+        return out
+
+    def in_new_tensor(self) -> Tensor:
+        """The result in a new tensor, not differentiable."""
+        if self.state.traced:  # a mode may skip an operator that writes to an argument
+            return self.composed()
+        out = torch.empty_like(self.x)
         self.write(out)
         return out
 
@@ -479,10 +452,8 @@ class GridAdd(Addition):
         """Computes the points of the grid into `target`; both are in canonical form."""
         if self.is_single_encoding:
             ADD(self.operands(x), target, self.state)
-        elif self.positions is None:
-            self._fill_shared(x, target)
         else:
-            self._fill_by_piece(x, target)
+            self._fill_shared(x, target)
 
     def _fill_shared(self, x: Tensor, target: Tensor) -> None:
         """Computes a grid whose coordinates are the same for all samples."""
@@ -517,64 +488,6 @@ class GridAdd(Addition):
             target,
             self.state,
         )
-
-    def _fill_by_piece(self, x: Tensor, target: Tensor) -> None:
-        """Computes a grid with explicit coordinates by adding each piece to its channels."""
-        assert self.positions is not None
-        positions = self.positions.detach()
-        if self._fill_equal_axes(x, target, positions):
-            return
-        first = 0  # index of the first channel after those of all pieces
-        for piece in self.grid.pieces:
-            first = max(first, piece.first + (piece.encoding.dim - 1) * piece.step + 1)
-            self._fill_piece(x, target, piece, positions.select(-1, piece.axis))
-        if first < self.grid.dim:
-            self._fill_piece(x, target, Piece(0, grid_rows.zero_encoding(self.grid.dim - first), first, 1), None)
-
-    def _fill_piece(self, x: Tensor, target: Tensor, piece: Piece, positions: Tensor | None) -> None:
-        """Adds one piece of a grid to its channels, at `positions` along its axis."""
-        at = piece.first, piece.step, piece.encoding.dim
-        a = self._sum_of(grid_rows.channels_of(x, *at), piece.encoding, positions, self.rng_offsets_at(*at[:2]))
-        ADD(a, grid_rows.channels_of(target, *at))
-
-    def _sum_of(self, x: Tensor, encoding: Encoding, positions: Tensor | None, rng_offsets: list[int]) -> Add:
-        """The operands of a sum with one encoding of a grid, for the channels of x that it covers."""
-        a = Add(x, pack_plan(encoding, self.device), positions, self.padding_mask, self.alpha_tensor(), self.seed)
-        return a._replace(
-            scale=self.scale,
-            drop_threshold=self.drop_threshold,
-            rng_offsets=rng_offsets if self.drop_threshold else [],
-        )
-
-    def _fill_equal_axes(self, x: Tensor, target: Tensor, positions: Tensor) -> bool:
-        """If all axes have equal blocks of channels, adds them as rows of one encoding, `axes` rows per grid point;
-        returns whether it did."""
-        shared, axes = grid_rows.equal_axes(*self.grid_given), len(self.firsts)
-        if (
-            shared is None
-            or shared[0] != "blocks"
-            or any(t.stride(-2) != t.shape[-1] * t.stride(-1) for t in (x, target))
-        ):
-            return False
-        encoding = self.grid.axes[0]
-        x, target = (t.unflatten(-1, (axes, encoding.dim)).flatten(-3, -2) for t in (x, target))
-        positions = grid_rows.ordered(positions, shared[1]).flatten(-2)
-        mask = None if self.padding_mask is None else self.padding_mask.repeat_interleave(axes, -1)
-        rng_offsets = [*self.rng_offsets[:-2], encoding.dim * self.rng_offsets[-1], self.rng_offsets[-1]]
-        if self.drop_threshold and self.rng_offsets[-2] != self.grid.dim * self.rng_offsets[-1]:
-            return False
-        a = self._sum_of(x, encoding, positions, rng_offsets if self.drop_threshold else [])
-        ADD(a._replace(padding_mask=mask), target)
-        return True
-
-    def rng_offsets_at(self, first: int, step: int) -> list[int]:
-        """`rng_offsets` of channels first, first + step, ..."""
-        base, *steps = self.rng_offsets
-        return [base + first * steps[-1], *steps[:-1], step * steps[-1]]
-
-    def packed_plan_of(self, index: int) -> Tensor:
-        """The packed plan of a piece of a grid."""
-        return pack_plan(self.grid.pieces[index].encoding, self.device)
 
     def composed(self) -> Tensor:
         form = self.form

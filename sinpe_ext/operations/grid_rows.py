@@ -216,9 +216,3 @@ def pack_grid(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool, d
 def zero_encoding(count: int) -> Encoding:
     """An encoding whose channels are zero, added like any other: the sign of alpha * (+0) affects a sum of zeros."""
     return Encoding(count, layout="sin", frequencies=(0.0,) * count, amplitude=0.0)
-
-
-def channels_of(t: Tensor, first: int, step: int, count: int) -> Tensor:
-    """Channels first, first + step, ... of a tensor (..., C), as a view."""
-    t = t.narrow(-1, first, (count - 1) * step + 1)
-    return t if step == 1 else t[..., ::step]

@@ -85,8 +85,10 @@ def writable(name: str, out: torch.Tensor) -> None:
 def refuse_transforms(state: torch_state.TorchState, *tensors: Any) -> None:
     """Raises RuntimeError if torch.func, or forward-mode differentiation of one of the tensors, intercepts a call with
     `out`."""
-    is_dual = state.transformed and any(
-        isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in tensors
+    is_dual = (
+        state.transformed
+        and not state.compiling
+        and any(isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
     )
     if state.functorch or is_dual:
         raise RuntimeError(

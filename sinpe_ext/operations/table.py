@@ -79,7 +79,7 @@ def _into(out: Tensor, length: int, known: plans.EncodingArguments, start: int) 
         return out.copy_(encoded_rows.table(known, length, start, out.dtype, out.device))
     memory.writable("out", out)
     direct = encoding.angle == "exact" and (out.stride(1) == 1 or encoding.dim == 1) and not out.is_neg()
-    if not direct or torch_state.has_no_data(out.device) or out.device.type not in ("cpu", "cuda"):
+    if not direct or torch_state.read().traced or out.device.type not in ("cpu", "cuda"):
         return out.copy_(encoded_rows.table(known, length, start, out.dtype, out.device))
     if length:
         TABLE_OUT(TableOut(pack_plan(encoding, out.device), start), out)
