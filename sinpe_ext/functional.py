@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from . import torch_state
 from .backend import loader
-from .encodings import in_graph
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
 from .encodings.values import is_dtensor
@@ -83,7 +83,7 @@ def table(
         Vaswani et al. 2017, "Attention Is All You Need", section 3.5.
     """
     if _is_compiling():
-        encoding = in_graph.constant(encoding)
+        torch_state.check_version()
     arguments = length, encoding, start, dtype, device, out, flatten, extra_tokens, dim
     if device_mesh is not None or placements is not None:
         if device is not None or out is not None:
@@ -134,7 +134,7 @@ def encode(
     if result is not None:
         return result
     if _is_compiling():
-        encoding = in_graph.constant(encoding)
+        torch_state.check_version()
     if is_dtensor(positions):
         from .distributed import table as sharded
 
@@ -320,7 +320,7 @@ for _function in (table, encode, add, add_, embed):
 def add_call(arguments: AddArguments) -> Any:
     """Checks the arguments of `add` and returns the call: of a sequence or a grid, of a DTensor or a jagged x."""
     if _is_compiling():
-        arguments = arguments._replace(encoding=in_graph.constant(arguments.encoding))
+        torch_state.check_version()
     if type(arguments.x) is not Tensor:
         if is_dtensor(arguments.x):
             from .distributed.call import ShardedAdd
@@ -336,7 +336,7 @@ def add_call(arguments: AddArguments) -> Any:
 def embed_call(arguments: EmbedArguments) -> Any:
     """Checks the arguments of `embed` and returns the call object for its tensors: plain, DTensor or jagged."""
     if _is_compiling():
-        arguments = arguments._replace(encoding=in_graph.constant(arguments.encoding))
+        torch_state.check_version()
     if type(arguments.ids) is not Tensor or type(arguments.weight) not in (Tensor, nn.Parameter):
         if nested.is_jagged(arguments.ids):
             return nested.JaggedEmbed(arguments)

@@ -14,7 +14,7 @@ from .encodings import values
 from .encodings.tracing import refuse_jit_trace
 from .encodings.values import INT64_MAX, INT64_MIN, addressable, dense_tensor, integer, shown
 from .encodings.values import length as _length
-from .operations.checks import bool_mask, number
+from .operations.checks import bool_mask, is_size, number
 from .operations.nested import sequence_positions
 from .reference.tiles import widest
 
@@ -279,7 +279,7 @@ def _past(past: Tensor, ids: Tensor) -> Tensor:
     dense_tensor("past", past)
     if past.dtype == torch.bool or past.is_floating_point() or past.is_complex():
         raise TypeError(f"past: expected an int or an integer tensor, got {past.dtype}; pass int64 counts")
-    if past.dim() and (ids.dim() == 1 or tuple(past.shape) not in ((1,), (ids.shape[0],))):
+    if past.dim() and not (ids.dim() == 2 and past.dim() == 1 and is_size(past.shape[0], ids.shape[0])):
         each = f" or ({ids.shape[0]},)" if ids.dim() == 2 else ""
         raise ValueError(
             f"past: expected shape (){each}, one for each sequence, got {tuple(past.shape)} for ids of shape "

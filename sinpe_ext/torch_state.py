@@ -58,6 +58,20 @@ class TorchState(NamedTuple):
     context_parallel: bool = False
 
 
+OLDEST_IN_GRAPHS = 2, 12  # before, torch.compile does not accept encodings as constants
+_runs_in_graphs = torch.torch_version.TorchVersion(torch.__version__) >= OLDEST_IN_GRAPHS
+
+
+def check_version() -> None:
+    """Raises RuntimeError if this torch cannot compile or export calls of this library; without fullgraph=True,
+    torch.compile then runs the calling function uncompiled."""
+    if not _runs_in_graphs:
+        raise RuntimeError(
+            f"torch: expected 2.12 or newer inside of torch.compile and torch.export, got {torch.__version__}; update "
+            "torch, or call sinpe_ext outside of the compiled function"
+        )
+
+
 NOT_INTERCEPTED = TorchState()  # nothing intercepts the call
 
 

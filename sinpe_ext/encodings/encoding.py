@@ -15,8 +15,7 @@ from operator import index
 from typing import Any, TypeAlias
 
 from . import frequency
-from .handle import with_handle
-from .tracing import constant_in_graph, is_in_graph
+from .tracing import constant_in_graph, refuse_in_graph
 from .values import MAX_DIM, choice, integer, misspelled, real, real_tuple
 
 # Floats are used at their exact value; Fraction and Decimal express values that a float cannot hold.
@@ -113,16 +112,14 @@ class Encoding:
     angle: str = "exact"
 
     def __new__(cls, *args: Any, **fields: Any) -> Encoding:
+        refuse_in_graph("Encoding")
         # The dataclass's own message for an unknown field suggests neither a close match nor our name for the field.
         if len(args) > 1:
             raise TypeError(f"Encoding: expected one positional argument (dim), got {len(args)}; name the other fields")
         for name in fields:
             if name not in FIELDS:
                 raise TypeError(unknown_field(name, FIELDS))
-        made = with_handle(super().__new__(cls))
-        if getattr(made, "_in_graph", False):
-            _refuse_decimals(fields)
-        return made
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -155,8 +152,7 @@ class Encoding:
                 raise ValueError(f"exponent_dim: expected a number above 0, got {self.exponent_dim!r}; usually dim")
         if self.frequencies is not None:
             put(self, "frequencies", real_tuple("frequencies", self.frequencies))
-        if not getattr(self, "_in_graph", False):  # otherwise checked when it is built again outside of the graph
-            frequency.check(self)
+        frequency.check(self)
 
     def __hash__(self) -> int:
         # Cached: the encoding is the key of the plan cache, and `frequencies` may be long.
@@ -168,7 +164,7 @@ class Encoding:
 
     def __getstate__(self) -> dict[str, Any]:
         # String hashes differ between processes, so the cached hash must not be pickled.
-        return {name: value for name, value in self.__dict__.items() if name not in ("_hash", "_handle", "_in_graph")}
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
     def __repr__(self) -> str:
         shown = [repr(self.dim)]
@@ -204,9 +200,7 @@ class Encoding:
         Accuracy:
             correctly rounded.
         """
-        if is_in_graph():  # torch.compile cannot trace the exact arithmetic
-            return _radians(to_fields(self))
-        return frequency.radians(self)
+        return _radians(self)
 
     def timescales(self) -> tuple[float, ...]:
         """Returns the timescales, 1 / frequencies_radians, as float64; infinite where a frequency is 0.
@@ -220,38 +214,15 @@ class Encoding:
         Accuracy:
             correctly rounded.
         """
-        if is_in_graph():  # torch.compile cannot trace the exact arithmetic
-            return _timescales(to_fields(self))
-        return frequency.timescales(self)
+        return _timescales(self)
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Encoding))  # torch.compile cannot trace dataclasses.fields
 
 
-def to_fields(encoding: Encoding) -> tuple[Any, ...]:
-    """An Encoding as a tuple that can be a constant of a graph: "Encoding", then the fields, a Fraction as two ints."""
-    values = [getattr(encoding, name) for name in FIELDS]
-    return ("Encoding", *[("/", v.numerator, v.denominator) if isinstance(v, Fraction) else v for v in values])
-
-
-def from_fields(fields: tuple[Any, ...]) -> Encoding:
-    """The inverse of `to_fields`."""
-    values: list[Any] = [Fraction(*v[1:]) if isinstance(v, tuple) and v[:1] == ("/",) else v for v in fields[1:]]
-    return Encoding(values[0], **dict(zip(FIELDS[1:], values[1:], strict=True)))
-
-
-_radians = constant_in_graph(lambda fields: frequency.radians(from_fields(fields)))
-_timescales = constant_in_graph(lambda fields: frequency.timescales(from_fields(fields)))
-
-
-def _refuse_decimals(fields: dict[str, Any]) -> None:
-    """Raises TypeError for a Decimal, which torch.compile cannot store as a constant of a graph."""
-    for name, value in fields.items():
-        if isinstance(value, Decimal):
-            raise TypeError(
-                f"{name}: expected a float, an int or a Fraction in an Encoding that is made inside of a graph, got "
-                "Decimal; pass a Fraction, or make the Encoding outside of the compiled function"
-            )
+# torch.compile cannot trace the exact arithmetic.
+_radians = constant_in_graph(lambda encoding: frequency.radians(encoding))
+_timescales = constant_in_graph(lambda encoding: frequency.timescales(encoding))
 
 
 def unknown_field(name: str, known: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from . import frequency
 from .encoding import FIELDS, HALVES, Encoding, unknown_field
-from .handle import with_handle
+from .tracing import refuse_in_graph
 from .values import MAX_DIM, choice, integer, real
 
 ARRANGEMENTS = ("blocks", "grouped", "interleaved")
@@ -64,7 +64,8 @@ class GridEncoding:
     dim: int = 0  # __init__ sets it
 
     def __new__(cls, *args: Any, **fields: Any) -> GridEncoding:
-        return with_handle(super().__new__(cls))
+        refuse_in_graph("GridEncoding")
+        return super().__new__(cls)
 
     def __init__(
         self,

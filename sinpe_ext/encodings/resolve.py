@@ -1,7 +1,4 @@
-"""Resolves an `encoding` argument (an Encoding, a GridEncoding, a name, an int or None) to an encoding.
-
-Call these functions as attributes of this module: for torch 2.11 `operations/plans.py` replaces some of them.
-"""
+"""Resolves an `encoding` argument (an Encoding, a GridEncoding, a name, an int or None) to an encoding."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from . import in_graph
 from .catalogue import convention
 from .catalogue import is_grid as grid_name
 from .columns import columns
@@ -34,8 +30,6 @@ def encoding(value: Any, dim: int | None = None, piece: int | tuple[int, int] | 
             it is not a grid, (first channel, number of channels) of a shard of the data, `dim` being the number of
             channels of the whole.
     """
-    if isinstance(value, tuple):
-        value = in_graph.from_constant(value)
     if isinstance(piece, tuple):
         return columns(encoding(value, dim), *piece)
     if isinstance(value, Encoding):
@@ -93,16 +87,12 @@ _is_grid_name = constant_in_graph(lambda name: grid_name(name))
 
 def is_grid(value: Any) -> bool:
     """Whether an `encoding` argument is a GridEncoding or the name of a grid convention."""
-    if isinstance(value, tuple):
-        return in_graph.is_grid(value)
     return isinstance(value, GridEncoding) or (isinstance(value, str) and _is_grid_name(value))
 
 
 @constant_in_graph
 def grid(value: Any, dim: int | None) -> GridEncoding:
     """A GridEncoding from an `encoding` argument; a one-dimensional encoding becomes a grid of one axis."""
-    if isinstance(value, tuple):
-        value = in_graph.from_constant(value)
     if isinstance(value, GridEncoding):
         return value
     if not is_grid(value):

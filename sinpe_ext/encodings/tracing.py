@@ -38,11 +38,15 @@ def refuse_jit_trace() -> None:
         raise RuntimeError(NO_TRACE)
 
 
-def is_in_graph() -> bool:
-    """Whether this call itself is being traced by torch.compile or a strict export; False in code that Python runs
-    while a graph is traced."""
+def refuse_in_graph(what: str) -> None:
+    """Raises RuntimeError if this call itself is being traced by torch.compile or a strict export; not in code that
+    Python runs while a graph is traced. Without fullgraph=True torch then runs the calling function uncompiled."""
     if "torch" not in sys.modules:
-        return False
+        return
     import torch
 
-    return torch.compiler.is_dynamo_compiling()
+    if torch.compiler.is_dynamo_compiling():
+        raise RuntimeError(
+            f"{what}: expected one that is made outside of a compiled function, got a call inside of it; make it "
+            "before, as in __init__ of a module, or pass the name of a convention as encoding="
+        )

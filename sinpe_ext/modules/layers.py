@@ -13,6 +13,7 @@ from ..encodings import resolve, values
 from ..encodings.catalogue import conventions
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
+from ..encodings.tracing import refuse_in_graph
 from ..encodings.values import MAX_DIM, integer
 from ..functional import add_call, embed_call
 from ..operations import checks
@@ -84,6 +85,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
+        refuse_in_graph(type(self).__name__)
         super().__init__()
         where = shared.factory_kwargs(device, dtype)
         self.d_model = integer("d_model", d_model, 1, MAX_DIM, "pass the number of channels")
@@ -258,6 +260,7 @@ class SinusoidalEmbedding(nn.Embedding):
         _weight: Tensor | None = None,
         _freeze: bool = False,
     ):
+        refuse_in_graph(type(self).__name__)
         num_embeddings = integer("num_embeddings", num_embeddings, 1, values.INT64_MAX, "pass the vocabulary's size")
         embedding_dim = integer("embedding_dim", embedding_dim, 1, MAX_DIM, "pass the number of channels")
         if padding_idx is not None:

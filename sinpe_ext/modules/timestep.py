@@ -13,6 +13,7 @@ from .. import torch_state
 from ..backend import loader
 from ..encodings import resolve
 from ..encodings.encoding import Encoding
+from ..encodings.tracing import refuse_in_graph
 from ..encodings.values import MAX_DIM, integer
 from ..functional import encode
 from ..operations import checks
@@ -71,6 +72,7 @@ class TimestepEncoding(nn.Module):
         device: torch.device | str | None = None,
         **fields: Any,
     ):
+        refuse_in_graph(type(self).__name__)
         super().__init__()
         shared.factory_kwargs(device, dtype)
         self.dim = integer("dim", dim, 1, MAX_DIM, "pass the number of channels")

@@ -299,7 +299,7 @@ def alpha(value: Any, of: Target) -> float | Tensor:
     dense_tensor("alpha", value)
     if value.dtype.is_complex or not value.dtype.is_floating_point:
         raise TypeError(f"alpha: expected a float or a floating-point tensor, got {value.dtype}; pass a float")
-    if tuple(value.shape) not in ((), (1,)):
+    if value.dim() > 1 or value.numel() != 1:
         raise ValueError(
             f"alpha: expected a float or a tensor of shape () or (1,), got shape {tuple(value.shape)}; for one factor "
             "per row or channel, add alpha * table(...) to x"
@@ -506,8 +506,9 @@ def _start_tensor(value: Tensor, firsts: Sequence[int], sizes: Sequence[int], ba
     axes, value = len(firsts), _integer_starts(value, device)
     if value.dim() == 0:
         value = value.expand(axes)
-    allowed = [(axes,)] + ([(1, axes), (batch, axes)] if batch is not None else [])
-    if tuple(value.shape) not in allowed:
+    shape = value.shape
+    has_samples = len(shape) == 2 and batch is not None and is_size(shape[0], batch)
+    if shape[-1] != axes or not (len(shape) == 1 or has_samples):
         samples = f" or ({batch}, {axes}), one for each sample" if batch is not None else ""
         raise ValueError(
             f"start: expected shape () or ({axes},), one per axis{samples}, got {tuple(value.shape)}; pass one of these"

@@ -23,14 +23,12 @@ from .plans import (
     EncodingArguments,
     PlanAngularFrequencies,
     PlanPartner,
-    _kinds,
-    _ladder,
     _order,
     decoded,
     derivative_constants,
+    graph_constant,
     graph_plan,
     pack_plan,
-    slot,
 )
 
 
@@ -130,8 +128,7 @@ def _encode_in_float32(of: EncodingArguments, positions: Tensor, dtype: torch.dt
     encoding, device = resolve.encoding(*of), positions.device
     if not torch.compiler.is_compiling():
         return float32_angle.encode(encoding, positions, dtype)
-    number = slot(*of, device)
-    ladder, kinds = _ladder[number](*of, device), _kinds[number](*of, device)
+    ladder, kinds = graph_constant("ladder", *of, device), graph_constant("kinds", *of, device)
     multiply, factor = _order(*of)
     return float32_angle.rows(positions, ladder, kinds, multiply, factor, encoding.amplitude, dtype)
 

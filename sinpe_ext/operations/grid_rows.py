@@ -18,10 +18,10 @@ from ..device_constants import on_device, releases_with
 from ..encodings import resolve
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding, Piece
+from ..encodings.tracing import constant_in_graph
 from ..reference.grid_add import HEADER_WORDS, MAGIC
 from ..torch_state import is_capturing, outside_modes
 from . import encoded_rows
-from .plans import constant_in_graph
 
 MAX_CACHED = 1 << 17  # sum of a grid's lengths times its channels; the rows of larger grids are computed in each call
 MAX_CORNERS = 64  # rows of grids that start at other coordinates than 0 kept in CUDA memory: crops may start anywhere

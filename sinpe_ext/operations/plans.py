@@ -10,9 +10,7 @@ import itertools
 import math
 import operator
 from array import array
-from collections.abc import Callable
 from functools import lru_cache
-from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -21,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..backend import loader
 from ..device_constants import on_device
-from ..encodings import handle, resolve
+from ..encodings import resolve
 from ..encodings.encoding import Encoding
 from ..encodings.plan import (
     ARRAYS,
@@ -35,6 +33,7 @@ from ..encodings.plan import (
     Plan,
 )
 from ..encodings.plan import plan as _plan_of
+from ..encodings.tracing import constant_in_graph
 from ..operator import Operator
 from ..reference import float32_angle
 from ..torch_state import outside_modes
@@ -184,17 +183,8 @@ PLAN_ANGULAR_FREQUENCIES = Operator(
 # cannot be passed to another such function. Constants are created on the device of the result: one on the CPU would be
 # copied in every run of the graph, and would prevent the use of CUDA graphs.
 
-constant_in_graph = handle.constant_in_graph()
-
-
-if constant_in_graph is handle.by_handle:  # torch 2.11: adapt the functions decorated in resolve
-    for _name in ("encoding", "grid", "grid_dim_and_starts"):
-        setattr(resolve, _name, handle.by_handle(getattr(resolve, _name)))
-
-
 Piece: TypeAlias = int | tuple[int, int] | None
 EncodingArguments: TypeAlias = tuple[Any, int | None, Piece]  # the arguments of resolve.encoding
-Constant: TypeAlias = Callable[[Any, int | None, Piece, torch.device], torch.Tensor]
 
 
 def encoding_arguments(encoding: Any, dim: int | None = None) -> EncodingArguments:
@@ -203,52 +193,47 @@ def encoding_arguments(encoding: Any, dim: int | None = None) -> EncodingArgumen
     return (operator.index(encoding) if is_int else encoding), dim, None
 
 
-SLOTS = 256  # distinct constants of one kind that a graph can contain
+MAX_CONSTANTS = 256  # that graphs can use without being compiled again
 
 
+class _Constants:
+    """Tensors that graphs read, as attributes.
+
+    The compiler makes an attribute an input of the graph, which every part of the graph can use; a constant of its own
+    cannot be used in a `torch.compiler.nested_compile_region`. It guards on the sizes of an attribute, not on its
+    values, so a name is never used for another tensor: a graph whose constant was removed is compiled again.
+    """
+
+
+_constants = _Constants()
+_names: dict[tuple[str, Encoding, torch.device], str] = {}  # of the attributes, oldest first
 _numbers = itertools.count()
 
 
-@lru_cache(maxsize=256)  # no more than SLOTS
-def _number(encoding: Encoding, device: torch.device) -> int:
-    """A number below SLOTS for an encoding on a device, the same in every call while it is cached."""
-    return next(_numbers) % SLOTS
-
-
 @constant_in_graph
-def slot(value: Any, dim: int | None, piece: Piece, device: torch.device) -> int:
-    """The slot of an encoding on a device, by which a graph distinguishes its constants from those of others."""
-    return _number(resolve.encoding(value, dim, piece), device)
+def _name(kind: str, value: Any, dim: int | None, piece: Piece, device: torch.device) -> str:
+    """The name of the attribute of `_constants` that holds a constant of an encoding: "plan", the packed plan; "ladder"
+    or "kinds", those fields of `float32_angle.Constants`."""
+    encoding = resolve.encoding(value, dim, piece)
+    if kind == "plan":
+        # Load the kernels before the graph runs; without them the operator runs the reference implementation.
+        loader.compiled(device.type if device.type == "cuda" else "cpu")
+    key = kind, encoding, device
+    if key not in _names:
+        is_plan = kind == "plan"
+        constant = pack_plan(*key[1:]) if is_plan else getattr(float32_angle.constants_on(*key[1:]), kind)
+        torch._dynamo.mark_static(constant)
+        torch._dynamo.mark_static_address(constant)  # CUDA graphs do not copy it
+        if len(_names) >= MAX_CONSTANTS:
+            delattr(_constants, _names.pop(next(iter(_names))))
+        _names[key] = f"{kind}_{next(_numbers)}"
+        setattr(_constants, _names[key], constant)
+    return _names[key]
 
 
-def _by_slot(function: Constant) -> tuple[Constant, ...]:
-    """Copies of a function with different names: a graph names a constant after the function that returned it, and does
-    not accept two constants with the same name."""
-    copies = []
-    for number in range(SLOTS):
-        code = function.__code__.replace(co_name=f"sinpe_ext_{function.__name__}_{number}")
-        copies.append(constant_in_graph(FunctionType(code, function.__globals__, code.co_name)))
-    return tuple(copies)
-
-
-@_by_slot
-def _packed_plan(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
-    """The packed plan."""
-    # Load the kernels before the graph runs; without them the operator runs the reference implementation.
-    loader.compiled(device.type if device.type == "cuda" else "cpu")
-    return pack_plan(resolve.encoding(value, dim, piece), device)
-
-
-@_by_slot
-def _ladder(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
-    """The float32 frequencies or timescales of the channels (`float32_angle.Constants.ladder`)."""
-    return float32_angle.constants_on(resolve.encoding(value, dim, piece), device).ladder
-
-
-@_by_slot
-def _kinds(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
-    """SINE, COSINE or ZERO of each channel (`float32_angle.Constants.kinds`)."""
-    return float32_angle.constants_on(resolve.encoding(value, dim, piece), device).kinds
+def graph_constant(kind: str, value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
+    """A constant of an encoding in a graph, see `_name`."""
+    return getattr(_constants, _name(kind, value, dim, piece, device))
 
 
 @constant_in_graph
@@ -260,6 +245,6 @@ def _order(value: Any, dim: int | None, piece: Piece) -> tuple[bool, float]:
 
 def graph_plan(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
     """The plan of an encoding as a constant of the graph, for tensors on `device`."""
-    packed_plan = _packed_plan[slot(value, dim, piece, device)](value, dim, piece, device)
+    packed_plan = graph_constant("plan", value, dim, piece, device)
     # A graph for CUDA that is exported on a machine without CUDA copies the constant when it runs.
     return packed_plan.to(device) if device.type == "cuda" and packed_plan.device.type != "cuda" else packed_plan
