@@ -46,22 +46,31 @@ _TYPES = {
 }
 
 
+class Unsaved(NamedTuple):
+    """What a derivative gets of a tensor that is not saved for it."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
 class Derivative(NamedTuple):
     """The derivative of an operator.
 
     Attributes:
-        gradients: called with the operands, a record of the same type that says which of them need a gradient, the
-            gradient of each result, and, if there is one, the shape of the operand `not_saved`; returns the gradients
-            by the names of the operands. It may consist of differentiable operations only.
-        not_saved: name of the tensor that is not saved for `gradients`, which gets None for it.
-        alone: names of the tensors that are saved if only `not_saved` needs a gradient; None: all. As many as the fast
-            path saves (`operations/fast_path.py`), because activation checkpointing may repeat a call on another path.
-            The seed, which nobody else has, is then an attribute of the autograd node.
+        gradients: called with the operands, a record of the same type that says which of them need a gradient, and the
+            gradient of each result; returns the gradients by the names of the operands. It may consist of
+            differentiable operations only.
+        values: called with that record of what needs a gradient; the names of the tensors whose values `gradients`
+            reads. These are saved, of the other tensors it gets an `Unsaved`. So another tensor may be changed between
+            forward and backward. The seed, which nobody else has, is never saved but kept.
+
+    A call in C (`operations/fast_path.py`) saves as many tensors, because activation checkpointing may repeat a call in
+    the other way.
     """
 
     gradients: Callable[..., dict[str, Tensor | None]]
-    not_saved: str | None = None
-    alone: tuple[str, ...] | None = None
+    values: Callable[[Any], tuple[str, ...]]
 
 
 class Operator:
@@ -111,13 +120,10 @@ class Operator:
     ) -> None:
         self.name, self.record, self._into = name, record, into
         self._index = {field: k for k, field in enumerate(record._fields)}
-        self._gradients: Any
-        self._gradients, not_saved, alone = (None, None, None) if derivative is None else derivative
-        self._not_saved = None if not_saved is None else self._index[not_saved]
+        self._derivative: Any = derivative
+        self._saved_for: dict[tuple[bool, ...], tuple[list[int], list[int]]] = {}  # see `_save`
         types = [_TYPES[getattr(hint, "__forward_arg__", hint)] for hint in record.__annotations__.values()]
         self._count, self._tensor_count = len(types), sum(kind.startswith("Tensor") for kind in types)
-        self._saved_at = [k for k in range(self._tensor_count) if k != self._not_saved]
-        self._saved_at_alone = None if alone is None else [self._index[field] for field in alone]
         arguments = list(zip(types, record._fields, strict=True))
         if returns == "()":
             arguments.append(("Tensor(a!)", "out"))
@@ -193,8 +199,22 @@ class Operator:
             return self.op(*operands)
         if state is not NOT_INTERCEPTED or _is_profiled() or any(map(_needs_dispatcher, given)):
             with torch._C._AutoDispatchBelowAutograd():
-                return self.op(*operands)
+                return self._dispatched(operands)
         return self._cpu_kernel(*operands) if on_cpu else self._cuda_kernel(*operands)
+
+    def _dispatched(self, operands: tuple[Any, ...]) -> Any:
+        """Calls the registered operator; tells which tensor has a class that does not support it."""
+        try:
+            return self.op(*operands)
+        except (NotImplementedError, TypeError) as error:
+            for k in self._tensors:
+                if operands[k] is not None and torch_state.has_own_dispatch(operands[k]):
+                    name = [*self.record._fields, "out"][k]
+                    raise TypeError(
+                        f"{name}: expected an ordinary tensor, or a subclass that supports torch.ops.sinpe_ext."
+                        f"{self.name}, got {type(operands[k]).__name__}; pass its values as an ordinary tensor"
+                    ) from error
+            raise
 
     def recorded(self, record: Any, result: Tensor) -> Tensor:
         """A result, computed before, as that of the operator: differentiable, for a call that nothing intercepts."""
@@ -204,27 +224,35 @@ class Operator:
 
     def _save(self, ctx: Any, operands: Any, needs: Any) -> None:
         """Saves the operands for `gradients`; `needs` says which of the tensors need one."""
-        at, saved, ctx.seed = self._not_saved, self._saved_at, None
-        if at is not None:
-            ctx.shape = operands[at].shape
-            if self._saved_at_alone is not None and needs[at] and sum(needs) == 1:
-                saved, ctx.seed = self._saved_at_alone, operands[self._index["seed"]]
+        needs = tuple(needs)
+        if needs not in self._saved_for:
+            names = self._derivative.values(tuple.__new__(self.record, needs))
+            tensors = [field for field in self.record._fields[: self._tensor_count] if field not in ("plan", "seed")]
+            others = [self._index[field] for field in tensors if field not in names]
+            self._saved_for[needs] = [self._index[field] for field in names], others
+        saved, others = self._saved_for[needs]
         ctx.save_for_backward(*[operands[k] for k in saved])
-        ctx.saved_at, ctx.numbers = saved, operands[self._tensor_count :]
+        ctx.seed = operands[self._index["seed"]] if "seed" in self._index else None
+        ctx.unsaved = [
+            None if operands[k] is None else Unsaved(operands[k].shape, operands[k].dtype, operands[k].device)
+            for k in others
+        ]
+        ctx.saved_at, ctx.unsaved_at, ctx.numbers = saved, others, operands[self._tensor_count :]
 
     def _all_gradients(self, ctx: Any, needs: Any, *grads: Any) -> list[Tensor | None]:
         """The gradients of the operands that `_save` has saved, of those in `needs`, which says whether they are
         needed."""
-        operands = [None] * self._tensor_count
+        operands: list[Any] = [None] * self._tensor_count
         for k, tensor in zip(ctx.saved_at, ctx.saved_tensors, strict=True):
             operands[k] = tensor
+        for k, unsaved in zip(ctx.unsaved_at, ctx.unsaved, strict=True):
+            operands[k] = unsaved
         if ctx.seed is not None:
             operands[self._index["seed"]] = ctx.seed
         new = tuple.__new__  # half the time of record(...)
         record, needed = new(self.record, (*operands, *ctx.numbers)), new(self.record, needs)
-        shape = () if self._not_saved is None else (ctx.shape,)
         every: list[Tensor | None] = [None] * len(needs)
-        for field, gradient in self._gradients(record, needed, *grads, *shape).items():
+        for field, gradient in self._derivative.gradients(record, needed, *grads).items():
             every[self._index[field]] = gradient
         return every
 

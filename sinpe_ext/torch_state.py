@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch.autograd import forward_ad
@@ -25,6 +25,7 @@ _function_modes = torch._C._len_torch_function_stack
 # Whether make_fx with pre_dispatch traces; in a backward pass its TorchFunctionMode is not active.
 _pre_dispatch = functools.partial(torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch)
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
+_PRIVATE_DEVICE = torch._C._get_privateuse1_backend_name()
 _ATTENTION = torch._C._nn.scaled_dot_product_attention  # context_parallel replaces it
 
 P = ParamSpec("P")
@@ -58,8 +59,8 @@ class TorchState(NamedTuple):
     context_parallel: bool = False
 
 
-OLDEST_IN_GRAPHS = 2, 12  # before, torch.compile does not accept encodings as constants
-_runs_in_graphs = torch.torch_version.TorchVersion(torch.__version__) >= OLDEST_IN_GRAPHS
+# Before, torch.compile does not accept encodings as constants.
+_runs_in_graphs = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
 
 
 def check_version() -> None:
@@ -212,10 +213,27 @@ def is_capturing(device: torch.device) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
 
+def has_own_dispatch(value: torch.Tensor) -> bool:
+    """Whether a tensor is of a subclass that runs the operations on it itself: quantized, wrapped, traced by logging.
+    Such a class may lack the operators of this package. Not for fake tensors, nor DTensors, which have calls of their
+    own."""
+    kind = type(value)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return False
+    return _runs_operations(kind) and value.device.type != _PRIVATE_DEVICE  # a device may be written in Python
+
+
+@constant_in_graph
+def _runs_operations(kind: Any) -> bool:
+    if kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
+        return False
+    return not issubclass(kind, (torch._subclasses.FakeTensor, torch._subclasses.functional_tensor.FunctionalTensor))
+
+
 def unreadable(value: torch.Tensor) -> bool:
     """Whether a tensor's values cannot be read: meta and fake tensors, tracing, torch.func, CUDA graph capture."""
     state = read()
-    if value.is_meta or state.traced or state.fx_tracing:
+    if value.is_meta or state.traced or state.fx_tracing or has_own_dispatch(value):
         return True
     return value.is_cuda and is_capturing(value.device)
 

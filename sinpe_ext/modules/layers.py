@@ -123,8 +123,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         self.dropout = nn.Dropout(values.probability("dropout", dropout, hint))
         self._first_alpha = values.factor("alpha", alpha)
         learned = values.flag("learned_alpha", learned_alpha)
-        if dtype is not None:
-            where["dtype"] = accumulation(dtype)
+        where["dtype"] = accumulation(torch.get_default_dtype() if dtype is None else dtype)
         self.alpha = nn.Parameter(torch.tensor([self._first_alpha], **where)) if learned else self._first_alpha
         if self.persistent_table:
             self.register_buffer("pe", checkpoint.table_of(self, where["device"]))
@@ -149,6 +148,7 @@ class SinusoidalPositionalEncoding(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "pe" and isinstance(value, Tensor) and "pe" in self._buffers and "_is_replica" not in vars(self):
             checkpoint.compare_assigned(self, value)
+            value = checkpoint.table_of(self, value.device)  # whatever was assigned, `pe` is the table of this layer
         super().__setattr__(name, value)
 
     def forward(
@@ -295,6 +295,12 @@ class SinusoidalEmbedding(nn.Embedding):
         if values.flag("learned_alpha", learned_alpha):
             where["dtype"] = accumulation(self.weight.dtype)
             self.alpha = nn.Parameter(torch.tensor([self._first_alpha], **where))
+
+    @property
+    def embed_scale(self) -> float:
+        """`scale`, by the name under which PEFT looks it up: LoRA multiplies its own part of the token embedding by
+        it."""
+        return self.scale
 
     def reset_parameters(self) -> None:
         """Initializes weight as nn.Embedding does and resets a learned alpha to its initial value."""

@@ -31,7 +31,16 @@ from ..torch_state import NOT_INTERCEPTED
 from . import checks, dropout, encoded_rows, memory, plans
 from .checks import Target
 from .dropout import DROPOUT, Dropout, scaled
-from .encoded_rows import ROW_DOTS, TREE_SUM, RowDots, TreeSum, derivative_plan, reduced, row_dots_gradients
+from .encoded_rows import (
+    ROW_DOTS,
+    TREE_SUM,
+    RowDots,
+    TreeSum,
+    derivative_plan,
+    reduced,
+    row_dots_gradients,
+    rows_and_grad,
+)
 from .plans import decoded, pack_plan
 
 if TYPE_CHECKING:
@@ -194,6 +203,7 @@ class Sum:
         shape: shape of the result in canonical form, (batch, *middle, sequence, channels) or (sequence, channels).
         is_empty: whether the result has no elements.
         device, dtype: those of the result.
+        has_own_dispatch: whether x or weight is of a tensor subclass that runs the operations on it itself.
         has_no_data: whether tensors have shapes but no data: on the meta device, or under a FakeTensorMode.
         has_kernel: whether an operator computes the result; none does for float32 angles, empty tensors and tensors
             without data.
@@ -214,6 +224,7 @@ class Sum:
     positions_are_starts = False
     has_kernel: bool
     has_no_data: bool
+    has_own_dispatch: bool
     plan: Tensor | None = None
 
     state: torch_state.TorchState
@@ -234,6 +245,9 @@ class Sum:
         self.state = torch_state.read()
         if self.state.jit_tracing:
             refuse_jit_trace()
+        self.has_own_dispatch = torch_state.has_own_dispatch(data)
+        if self.has_own_dispatch:
+            self.state = self.state._replace(must_decompose=True)
         self.device, self.dtype = data.device, data.dtype
         self.has_no_data = self.state.fake or data.is_meta
 
@@ -342,7 +356,7 @@ class Sum:
         are several times slower at it, and if it has a derivative that is better than the compiler's (`learns`).
         """
         state = self.state
-        if not self.has_kernel or not state.compiling:
+        if not self.has_kernel or not state.compiling or self.has_own_dispatch:
             return self.has_kernel and not state.must_decompose
         return bool(self.drop_threshold or learns) and not state.transformed and not torch_state.is_exporting()
 
@@ -382,7 +396,7 @@ class Sum:
             return total.to(self.dtype)
         rng_offsets = self.rng_offsets if rng_offsets is None else rng_offsets
         d = Dropout(total, self.seed, self.drop_threshold, 1.0, rng_offsets)
-        if not self.state.transformed:
+        if not self.state.transformed and not torch_state.has_own_dispatch(total):
             return DROPOUT(d).to(self.dtype)
         if self.state.compiling:
             ones = torch.ones(total.shape, dtype=total.dtype, device=self.device)
@@ -535,7 +549,14 @@ def _add_batched(operator: Operator, info: Any, in_dims: Any, *operands: Any) ->
     return operator.op(*a._replace(x=a.x.movedim(of_x, 0), rng_offsets=[])), 0
 
 
-def _gradients(a: Add, needed: Add, grad: Tensor, shape: Any) -> dict[str, Tensor | None]:
+def rows_read(needed: Add | Embed) -> tuple[str, ...]:
+    """The tensors that determine the rows, if one of their gradients is needed, as of `Derivative.values`. Of alpha
+    only the gradient of positions reads the value."""
+    rows = ("plan", "positions", "padding_mask") if needed.alpha or needed.positions else ()
+    return (*rows, "alpha") if needed.positions else rows
+
+
+def _gradients(a: Add, needed: Add, grad: Tensor) -> dict[str, Tensor | None]:
     gradients: dict[str, Tensor | None] = {}
     if needed.x and needed.alpha and (a.drop_threshold or a.scale != 1.0):
         rows = a.plan, a.positions, a.padding_mask, a.seed, a.start, a.positions_are_starts
@@ -564,7 +585,7 @@ def alpha_gradient(grad: Tensor, a: Add | Embed) -> Tensor:
 
 def summed(dots: Tensor, a: Add | Embed) -> Tensor:
     """The gradient with respect to alpha, from the results of `row_dots`."""
-    assert isinstance(a.alpha, Tensor)
+    assert a.alpha is not None
     total: Tensor = TREE_SUM(TreeSum(dots))
     return total.reshape(a.alpha.shape).to(a.alpha.dtype)
 
@@ -583,7 +604,7 @@ ADD = Operator(
     reference=lambda a: apply.add(decoded(a.plan), a),
     fake=lambda a: torch.empty_like(a.x),
     vmap=_add_batched,
-    derivative=Derivative(_gradients, not_saved="x", alone=()),
+    derivative=Derivative(_gradients, rows_read),
     into=Operator("add_out", Add, "()", reference=lambda a, out: apply.add(decoded(a.plan), a, out)),
 )
 
@@ -608,5 +629,5 @@ ADD_BACKWARD = Operator(
     reference=_add_backward,
     fake=lambda b: (torch.empty_like(b.grad), encoded_rows.empty_dots(b.grad)),
     vmap=one_by_one,
-    derivative=Derivative(_second_gradients),
+    derivative=Derivative(_second_gradients, rows_and_grad),
 )

@@ -41,7 +41,7 @@ def scaled(d: Dropout) -> Tensor:
     return d.x if d.scale == 1.0 else d.x * d.scale
 
 
-def _gradients(d: Dropout, needed: Dropout, grad: Tensor, shape: Any) -> dict[str, Tensor | None]:
+def _gradients(d: Dropout, needed: Dropout, grad: Tensor) -> dict[str, Tensor | None]:
     return {"x": scaled(d._replace(x=grad))}
 
 
@@ -51,7 +51,7 @@ DROPOUT = Operator(
     reference=apply.dropout,
     fake=lambda d: torch.empty_like(d.x),
     vmap=one_by_one,
-    derivative=Derivative(_gradients, not_saved="x"),
+    derivative=Derivative(_gradients, values=lambda needed: ()),
 )
 
 

@@ -17,7 +17,7 @@ from ..operator import Derivative, Operator, Size, one_by_one
 from ..reference import apply
 from ..reference.tiles import accumulation
 from . import checks
-from .add import Form, Part, Sum, alpha_gradient, cached_by_value, position_gradient
+from .add import Form, Part, Sum, alpha_gradient, cached_by_value, position_gradient, rows_read
 from .dropout import Dropout, scaled
 from .plans import decoded
 
@@ -114,7 +114,7 @@ class EmbedCall(Sum):
     def composed(self) -> Tensor:
         padding_idx = None if self.padding_idx < 0 else self.padding_idx
         weight = self.weight
-        if self.state.transformed:
+        if self.state.transformed or (self.has_own_dispatch and weight.requires_grad):
             weight = weight.to(accumulation(self.dtype))  # so that its gradient is summed in acc and rounded once
         ids = self.ids.movedim(-1, self.form.axes[0])  # as given, so that the result is contiguous if it is
         of_none = None
@@ -159,11 +159,11 @@ class EmbedBackward(NamedTuple):
     rng_offsets: Sequence[Size] = ()
 
 
-def _gradients(e: Embed, needed: Embed, grad: Tensor, shape: torch.Size) -> dict[str, Tensor | None]:
+def _gradients(e: Embed, needed: Embed, grad: Tensor) -> dict[str, Tensor | None]:
     gradients: dict[str, Tensor | None] = {}
     if needed.weight:
         rest = e.padding_idx, e.scale, e.drop_threshold, e.rng_offsets
-        gradients["weight"] = weight_gradient(EmbedBackward(grad, e.ids, e.seed, shape[0], *rest), e.sparse)
+        gradients["weight"] = weight_gradient(EmbedBackward(grad, e.ids, e.seed, e.weight.shape[0], *rest), e.sparse)
     if needed.alpha:
         gradients["alpha"] = alpha_gradient(grad, e)
     if needed.positions:
@@ -196,13 +196,11 @@ EMBED = Operator(
     reference=lambda e: apply.embed(decoded(e.plan), e),
     fake=lambda e: apply.with_channels(e.ids, e.weight),
     vmap=one_by_one,
-    derivative=Derivative(_gradients, not_saved="weight", alone=("ids",)),
+    derivative=Derivative(_gradients, lambda needed: (*(("ids",) if needed.weight else ()), *rows_read(needed))),
 )
 
 
-def _second_gradients(
-    b: EmbedBackward, needed: EmbedBackward, upstream: Tensor, shape: torch.Size
-) -> dict[str, Tensor | None]:
+def _second_gradients(b: EmbedBackward, needed: EmbedBackward, upstream: Tensor) -> dict[str, Tensor | None]:
     # An id out of range has no gradient: on the CPU it has been refused; on other devices torch's embedding would fail.
     inside = b.ids if b.ids.device.type == "cpu" else b.ids.clamp(0, upstream.shape[0] - 1)
     rows = functional.embedding(inside, upstream)
@@ -219,5 +217,5 @@ EMBED_BACKWARD = Operator(
     reference=apply.embed_backward,
     fake=lambda b: b.grad.new_empty((b.num_embeddings, b.grad.shape[-1])),
     vmap=one_by_one,
-    derivative=Derivative(_second_gradients, not_saved="grad"),
+    derivative=Derivative(_second_gradients, values=lambda needed: ("ids",)),
 )

@@ -235,7 +235,7 @@ ENCODE = Operator(
     reference=lambda e: reference.encode(decoded(e.plan), e.positions, e.dtype),
     fake=lambda e: e.positions.new_empty((*e.positions.shape, e.dim), dtype=e.dtype),
     vmap=_encode_batched,
-    derivative=Derivative(_encode_gradients),
+    derivative=Derivative(_encode_gradients, values=lambda needed: ("positions", "plan")),
 )
 
 
@@ -244,10 +244,16 @@ def empty_dots(grad: Tensor) -> Tensor:
     return grad.new_empty(grad.shape[:-1], dtype=widest(grad.device))
 
 
+def rows_and_grad(needed: Any) -> tuple[str, ...]:
+    """The tensors whose values `row_dots_gradients` reads."""
+    rows = "plan", "positions", "padding_mask"
+    return ("grad", *rows) if needed.positions else rows
+
+
 def row_dots_gradients(a: RowDots, needed: Any, upstream: Tensor) -> dict[str, Tensor | None]:
     """The gradients with respect to grad and positions, from that of the result."""
     gradients: dict[str, Tensor | None] = {}
-    dim, rank = a.grad.shape[-1], a.grad.dim()
+    dim, rank = a.grad.shape[-1], len(a.grad.shape)
     if needed.grad:
         acc, device = accumulation(a.grad.dtype), a.grad.device
         if a.positions is None:
@@ -274,7 +280,7 @@ ROW_DOTS = Operator(
     reference=lambda a: apply.row_dots(decoded(a.plan), a),
     fake=lambda a: empty_dots(a.grad),
     vmap=one_by_one,
-    derivative=Derivative(row_dots_gradients),
+    derivative=Derivative(row_dots_gradients, lambda needed: ("angular_frequencies", *rows_and_grad(needed))),
 )
 
 
@@ -285,5 +291,5 @@ TREE_SUM = Operator(
     reference=lambda t: tree_sum.total(t.terms),
     fake=lambda t: t.terms.new_empty(()),
     vmap=one_by_one,
-    derivative=Derivative(lambda t, needed, grad, shape: {"terms": grad.expand(shape)}, not_saved="terms"),
+    derivative=Derivative(lambda t, needed, grad: {"terms": grad.expand(t.terms.shape)}, values=lambda needed: ()),
 )

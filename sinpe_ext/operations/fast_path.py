@@ -18,7 +18,7 @@ from ..device_constants import releases_with
 from ..encodings import resolve
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
-from ..operator import apply_of
+from ..operator import Unsaved, apply_of
 from ..reference.tiles import accumulation, widest
 from . import dropout, grid_rows
 from .add import ADD, Add, AddArguments, alpha_gradient
@@ -94,7 +94,8 @@ class RecordedAdd(torch.autograd.Function):
         # In a tuple, because autograd would return a view of an argument.
         result, plan, ctx.start, *ctx.numbers = call
         if alpha is not None:
-            ctx.save_for_backward(plan, alpha)
+            ctx.save_for_backward(plan)
+            ctx.alpha = Unsaved(alpha.shape, alpha.dtype, alpha.device)
         return result
 
     @staticmethod
@@ -108,7 +109,7 @@ class RecordedAdd(torch.autograd.Function):
             if of_x is None:
                 of_x = scaled(Dropout(grad, _seed_tensor(seed, drop_threshold, grad.device), drop_threshold, scale))
         if ctx.needs_input_grad[2]:
-            plan, alpha = ctx.saved_tensors
+            (plan,), alpha = ctx.saved_tensors, ctx.alpha
             if not is_compiling:
                 sum_of_rows = loader.choices["alpha_gradient"](grad, plan, ctx.start)
             if sum_of_rows is None:
