@@ -18,7 +18,7 @@ from .encoding import FIELDS, HALVES, Encoding, unknown_field
 from .tracing import refuse_in_graph
 from .values import MAX_DIM, choice, integer, real
 
-ARRANGEMENTS = ("blocks", "grouped", "interleaved")
+ARRANGEMENTS = ("blocks", "grouped", "interleaved", "pairs")
 MAX_AXES = 8
 
 
@@ -49,7 +49,8 @@ class GridEncoding:
             come first. None: the order of `axes`.
         arrangement: "blocks": all channels of one axis, then all of the next; "grouped": the first half of every axis
             (sin for layout "sin_cos"), then the second half of every axis; "interleaved": channel 0 of every axis, then
-            channel 1 of every axis, ...
+            channel 1 of every axis, ...; "pairs": the first sin and cos of every axis, then the second sin and cos of
+            every axis, ... (LoFTR), for axes of layout "interleaved".
         dim: total number of channels. If the axes have fewer, the remaining channels are zero; if they have more, the
             last ones are cut off. None: the sum over the axes.
     Raises:
@@ -91,10 +92,15 @@ class GridEncoding:
                 'arrangement: expected axes of an even dim and layout "sin_cos" or "cos_sin" for "grouped", got '
                 f"{', '.join(f'{axis.dim} {axis.layout}' for axis in self.axes)}; the halves are what is grouped"
             )
-        if arrangement == "interleaved" and len({axis.dim for axis in self.axes}) > 1:
+        if arrangement in ("interleaved", "pairs") and len({axis.dim for axis in self.axes}) > 1:
             raise ValueError(
-                'arrangement: expected axes of one dim for "interleaved", got '
+                f'arrangement: expected axes of one dim for "{arrangement}", got '
                 f'{", ".join(str(axis.dim) for axis in self.axes)}; use "blocks" or equal dims'
+            )
+        if arrangement == "pairs" and any(axis.layout != "interleaved" or axis.dim % 2 for axis in self.axes):
+            raise ValueError(
+                'arrangement: expected axes of an even dim and layout "interleaved" for "pairs", got '
+                f"{', '.join(f'{axis.dim} {axis.layout}' for axis in self.axes)}; the pairs of sin and cos are kept"
             )
 
     @property
@@ -114,6 +120,14 @@ class GridEncoding:
                     laid.append(Piece(axis, part, at, step))
                     at += part.dim * step
             return tuple(laid)
+        if self.arrangement == "pairs":
+            step = 2 * self.ndim
+            streams = [(axis, second, 2 * place + second) for place, axis in enumerate(order) for second in (0, 1)]
+            return tuple(
+                Piece(axis, part, at, step)
+                for axis, second, at in streams
+                for part in _first_channels(half(self.axes[axis], bool(second)), len(range(at, self.dim, step)))
+            )
         if self.arrangement == "grouped":
             parts = [(axis, half(self.axes[axis], second)) for second in (False, True) for axis in order]
         else:
@@ -245,9 +259,9 @@ def of_axis(fields: dict[str, Any], axis: int, number: int) -> dict[str, Any]:
 
 
 def half(encoding: Encoding, second: bool) -> Encoding:
-    """The first or second half of layout "sin_cos" or "cos_sin", as an encoding of layout "sin" or "cos"."""
+    """The sines or cosines of an encoding, in the order of its layout, as an encoding of layout "sin" or "cos"."""
     sines, cosines, exponent_dim = frequency.shape(encoding)
-    cosine = second == (encoding.layout == "sin_cos")
+    cosine = second == (encoding.layout != "cos_sin")
     count, given = cosines if cosine else sines, encoding.frequencies
     if given is not None:
         if encoding.cos_frequency == "own":  # sin 0, cos 0, sin 1, ...; without channels that `odd` cuts off

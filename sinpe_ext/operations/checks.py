@@ -33,6 +33,8 @@ from ..torch_state import in_context_parallel, should_check_values
 _is_compiling = torch.compiler.is_compiling
 
 FLOATS = torch.float32, torch.bfloat16, torch.float16, torch.float64
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8,
+            torch.uint8, torch.uint16, torch.uint32, torch.uint64)  # fmt: skip
 POSITIONS = torch.int64, torch.float32, torch.float64
 MAX_RANK = 16  # the kernels' maximum number of dimensions, csrc/include/sinpe/sinpe.h
 
@@ -99,13 +101,13 @@ def positions(value: Any, *, allow_16bit: bool | None = None) -> Tensor:
             f"positions: expected an integer dtype, float32 or float64, got {dtype}; {str(dtype)[6:]} cannot hold "
             f"integers above {largest} exactly, pass int64 positions, or float32 for fractional ones{other}"
         )
-    if dtype in (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32):
-        return value.long()
     if dtype == torch.uint64:
         wide = value.view(torch.int64)
         if should_check_values(value) and bool((wide < 0).any()):
             raise ValueError("positions: expected values up to 2**63 - 1, got larger uint64 ones; pass int64 positions")
         return wide
+    if dtype in INTEGERS:
+        return value.long()
     raise TypeError(f"positions: expected an integer dtype or float32/float64, got {dtype}; pass int64 positions")
 
 
@@ -395,7 +397,7 @@ def ids(value: Any, weight: Tensor) -> Tensor:
     """Checks token ids, which have a sequence dimension; returns int64. `id_range` checks their values."""
     if not is_ordinary(value, (torch.int64,)):
         strided_tensor("ids", value, may_be_dtensor=True)
-        if value.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        if value.dtype not in INTEGERS:
             raise TypeError(f"ids: expected an integer tensor, got {value.dtype}; pass int64 ids")
     if not 1 <= value.dim() < MAX_RANK:
         raise ValueError(
@@ -407,6 +409,8 @@ def ids(value: Any, weight: Tensor) -> Tensor:
             f"ids: expected the device of weight, {weight.device}, got {value.device}; move it with "
             "ids.to(weight.device)"
         )
+    if value.dtype == torch.uint64:
+        value = value.view(torch.int64)  # an id of 2**63 or more is out of range as a negative number
     if _is_compiling():
         return value.long()
     if value._is_zerotensor():

@@ -70,6 +70,8 @@ def encode(value: Any, dim: int, positions: Tensor, dtype: torch.dtype) -> Tenso
             rows = rows.transpose(-1, -2)
         elif arrangement == "grouped":
             rows = rows.unflatten(-1, (2, rows.shape[-1] // 2)).transpose(-3, -2).flatten(-2)
+        elif arrangement == "pairs":
+            rows = rows.unflatten(-1, (rows.shape[-1] // 2, 2)).transpose(-3, -2).flatten(-2)
         return rows.flatten(-2)
     pieces = layout(value, dim)
     parts = [

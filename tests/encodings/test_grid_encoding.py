@@ -27,6 +27,9 @@ LAYOUTS = [  # arrangement, order, dim, axes -> axis, sin or cos and pair of eac
     ("grouped", (1, 0), 7, (HALVES, HALVES), "1s0 1s1 0s0 0s1 1c0 1c1 0c0"),
     ("interleaved", None, None, (Encoding(4), Encoding(4)), "0s0 1s0 0c0 1c0 0s1 1s1 0c1 1c1"),
     ("interleaved", (1, 0), 7, (Encoding(4), Encoding(4)), "1s0 0s0 1c0 0c0 1s1 0s1 1c1"),
+    ("pairs", None, None, (Encoding(4), Encoding(4)), "0s0 0c0 1s0 1c0 0s1 0c1 1s1 1c1"),
+    ("pairs", (1, 0), 7, (Encoding(4), Encoding(4)), "1s0 1c0 0s0 0c0 1s1 1c1 0s1"),
+    ("pairs", None, 9, (Encoding(4), Encoding(4)), "0s0 0c0 1s0 1c0 0s1 0c1 1s1 1c1 -"),
 ]
 
 

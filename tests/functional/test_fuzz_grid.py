@@ -45,7 +45,7 @@ def grids(draw: st.DrawFn) -> GridEncoding:
             return sinpe.convention(name, dim)
         except ValueError:  # a dim that the library does not support
             reject()
-    arrangement = draw(st.sampled_from(("blocks", "blocks", "grouped", "interleaved")))
+    arrangement = draw(st.sampled_from(("blocks", "blocks", "grouped", "interleaved", "pairs")))
     axes = [draw(encodings(9))]
     alike = draw(st.booleans())
     for _ in range(draw(st.integers(0, 3))):
@@ -56,6 +56,9 @@ def grids(draw: st.DrawFn) -> GridEncoding:
             dims = [axis.dim + axis.dim % 2 for axis in axes]
             fields = [{"layout": draw(st.sampled_from(layouts)), "frequencies": None} for _ in axes]
             axes = [axis.replace(dim=dim, **more) for axis, dim, more in zip(axes, dims, fields, strict=True)]
+        elif arrangement == "pairs":
+            dim, fields = axes[0].dim + axes[0].dim % 2, {"layout": "interleaved", "frequencies": None}
+            axes = [axis.replace(dim=dim, **fields) for axis in axes]
         elif arrangement == "interleaved":
             axes = [axis.replace(dim=axes[0].dim, frequencies=None) for axis in axes]
         total = sum(axis.dim for axis in axes)
@@ -72,6 +75,8 @@ def combine_axes(grid: GridEncoding, rows: list[Tensor]) -> Tensor:
     ordered = [rows[axis] for axis in (grid.order or range(grid.ndim))]
     if grid.arrangement == "interleaved":
         made = torch.stack(ordered, -1).flatten(-2)
+    elif grid.arrangement == "pairs":
+        made = torch.stack([row.unflatten(-1, (-1, 2)) for row in ordered], -2).flatten(-3)
     elif grid.arrangement == "grouped":
         made = torch.cat([part for k in (0, 1) for part in (row.chunk(2, -1)[k] for row in ordered)], -1)
     else:
