@@ -195,6 +195,7 @@ inline PyObject* fast_add(PyObject*, PyObject* const* items, Py_ssize_t count) {
   }
   sinpe_add_arguments a;
   sinpe::DeviceScalars scalars{};
+  RowTensors rows;
   // Checks x and the result, and sets the kernel's arguments except dropout. Called again after Python code has run: other
   // threads may have changed the tensors meanwhile.
   const auto set = [&] {
@@ -217,7 +218,7 @@ inline PyObject* fast_add(PyObject*, PyObject* const* items, Py_ssize_t count) {
     } else {
       if (source.extra >= a.sizes[2]) return false;
       a.sizes[2] -= source.extra;  // positions and padding_mask do not include the extra tokens
-      if (!set_rows(sum, source.plan.start, out, bytes, &a, &scalars)) return false;
+      if (!set_rows(sum, source.plan.start, out, bytes, &a, &scalars, &rows)) return false;
       a.sizes[2] += source.extra;
     }
     return !sum.drops() || !source.is_grid() || (is_contiguous(x) && is_row_major(a));
@@ -231,6 +232,7 @@ inline PyObject* fast_add(PyObject*, PyObject* const* items, Py_ssize_t count) {
     a.dropout = dropout;
     if (source.is_sequence_first) a.dropout.rng_offsets = rng_offsets;
   }
+  done = done && is_unchanged(object, x) && is_unchanged(result, out) && rows.are_unchanged();
   const bool is_final = done && sum.drops() && !library.in_host_memory;
   bool has_begun = false;
   done = done && run_kernels(library, [&] {

@@ -34,7 +34,7 @@ inline PyObject* fast_dropout(PyObject*, PyObject* const* items, Py_ssize_t coun
     a.dropout.seed = PyLong_AsLongLong(items[1]);
     a.dropout.drop_threshold = static_cast<int32_t>(PyLong_AsLong(items[2]));
     a.scale = PyFloat_AS_DOUBLE(items[3]);
-    done = PyErr_Occurred() == nullptr &&
+    done = PyErr_Occurred() == nullptr && is_unchanged(object, x) && is_unchanged(result, out) &&
            run_kernels(library, [&] { return library.dropout(x.device_id, a, true) == SINPE_OK; });
   }
   if (done) return result;
@@ -68,7 +68,8 @@ inline PyObject* fast_alpha_gradient(PyObject*, PyObject* const* items, Py_ssize
   a.start = PyLong_AsLongLong(items[2]);
   const sinpe::DevicePlan packed{static_cast<const int64_t*>(plan.data), plan.sizes[0], a.sizes[3]};
   double sum = 0.0;
-  const bool done = PyErr_Occurred() == nullptr && library.alpha_gradient(grad.device_id, packed, a, &sum) == SINPE_OK;
+  const bool done = PyErr_Occurred() == nullptr && is_unchanged(items[0], grad) && is_unchanged(items[1], plan) &&
+                    library.alpha_gradient(grad.device_id, packed, a, &sum) == SINPE_OK;
   return done ? PyFloat_FromDouble(sum) : use_general_path();
 }
 

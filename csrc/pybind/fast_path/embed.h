@@ -139,6 +139,7 @@ inline PyObject* fast_embed(PyObject*, PyObject* const* items, Py_ssize_t count)
   if (holder.object == nullptr) return use_general_path();
   sinpe_embed_arguments e{};
   sinpe::DeviceScalars scalars{};
+  RowTensors rows;
   // Checks the tensors, and sets the kernel's arguments except dropout. Called again after Python code has run: other
   // threads may have changed the tensors meanwhile.
   const auto set = [&](const Tensor& out) {
@@ -156,18 +157,16 @@ inline PyObject* fast_embed(PyObject*, PyObject* const* items, Py_ssize_t count)
     e.weight_stride = weight.sizes[0] > 1 ? weight.strides[0] : dim;
     // The kernel would refuse an id after the seed has been drawn.
     const bool is_checked = !sum.drops() || !library.in_host_memory || are_rows(ids, weight.sizes[0]);
-    return is_checked && set_rows(sum, plan.start, out, tokens * dim * (out.bits / 8), &e.add, &scalars);
+    return is_checked && set_rows(sum, plan.start, out, tokens * dim * (out.bits / 8), &e.add, &scalars, &rows);
   };
-  if (by_torch) {  // checks all arguments before autograd saves the ids
-    int64_t sizes[SINPE_MAX_RANK], strides[SINPE_MAX_RANK];
+  if (by_torch) {          // checks all arguments before autograd saves the ids
     Tensor none = weight;  // the result, without its memory
     none.rank = ids.rank + 1;
-    none.sizes = sizes, none.strides = strides;
-    std::copy(ids.sizes, ids.sizes + ids.rank, sizes);
-    sizes[ids.rank] = dim;
+    std::copy(ids.sizes, ids.sizes + ids.rank, none.sizes);
+    none.sizes[ids.rank] = dim;
     int64_t step = 1;
-    for (int32_t d = ids.rank; d >= 0; step *= sizes[d--]) strides[d] = step;
-    none.data = sizes;  // any address apart from those of tensors
+    for (int32_t d = ids.rank; d >= 0; step *= none.sizes[d--]) none.strides[d] = step;
+    none.data = none.sizes;  // any address apart from those of tensors
     if (!set(none)) return use_general_path();
   }
   PyObject* result = by_torch ? recorded_embedding(at(kWeight), at(kIds), padding_row, at(kSparse), at(kEmbedScale))
@@ -179,6 +178,8 @@ inline PyObject* fast_embed(PyObject*, PyObject* const* items, Py_ssize_t count)
     done = set_dropout(sum, device, &dropout) && dtype_of(result, &out) == dtype && set(out);
     e.add.dropout = dropout;
   }
+  done = done && is_unchanged(at(kIds), ids) && is_unchanged(at(kWeight), weight) && is_unchanged(result, out) &&
+         rows.are_unchanged();
   const bool is_final = done && sum.drops() && !library.in_host_memory;
   done = done && run_kernels(library, [&] { return library.embed(ids.device_id, plan.plan, &e, scalars) == SINPE_OK; });
   if (!done) {

@@ -111,28 +111,46 @@ struct Written {
   }
 };
 
+// The tensors that determine the rows, as they were described; their objects are null for those that are not given.
+struct RowTensors {
+  struct Described {
+    PyObject* object = nullptr;
+    Tensor tensor;
+  };
+  Described positions, mask, alpha;
+
+  bool are_unchanged() const {
+    for (const Described* each : {&positions, &mask, &alpha})
+      if (each->object != nullptr && !is_unchanged(each->object, each->tensor)) return false;
+    return true;
+  }
+};
+
 // Gets the description of an operand of shape (S,) or (B, S) with S = `rows`, any strides, and its strides of batch and
 // sequence.
-inline bool describe_rows(PyObject* object, const Written& out, const sinpe_add_arguments& a, int64_t rows, Tensor* t,
-                          int64_t* strides) {
-  if (!out.describe_apart(object, t) || t->rank < 1 || t->rank > 2) return false;
-  const int64_t batch = t->rank == 2 ? t->sizes[0] : 1;
-  if (t->sizes[t->rank - 1] != rows || (batch != 1 && batch != a.sizes[0])) return false;
-  strides[0] = batch > 1 ? t->strides[0] : 0;
-  strides[1] = rows > 1 ? t->strides[t->rank - 1] : 0;
+inline bool describe_rows(PyObject* object, const Written& out, const sinpe_add_arguments& a, int64_t rows,
+                          RowTensors::Described* to, int64_t* strides) {
+  Tensor& t = to->tensor;
+  if (!out.describe_apart(object, &t) || t.rank < 1 || t.rank > 2) return false;
+  const int64_t batch = t.rank == 2 ? t.sizes[0] : 1;
+  if (t.sizes[t.rank - 1] != rows || (batch != 1 && batch != a.sizes[0])) return false;
+  strides[0] = batch > 1 ? t.strides[0] : 0;
+  strides[1] = rows > 1 ? t.strides[t.rank - 1] : 0;
+  to->object = object;
   return true;
 }
 
 // Sets positions of any supported dtype, or starts of shape () or (B,). Kernels do not add the encoding's own start to
 // these starts, so it must be 0.
 inline bool set_positions(PyObject* object, bool are_starts, int64_t own_start, const Written& out,
-                          sinpe_add_arguments* a) {
-  Tensor t;
+                          sinpe_add_arguments* a, RowTensors::Described* to) {
+  Tensor& t = to->tensor;
   if (are_starts) {
     if (own_start != 0 || !out.describe_apart(object, &t) || t.rank > 1) return false;
     if (t.kind != kInt || t.bits != 64 || (t.rank == 1 && t.sizes[0] != 1 && t.sizes[0] != a->sizes[0])) return false;
     a->position_strides[0] = t.rank == 1 && t.sizes[0] > 1 ? t.strides[0] : 0;
-  } else if (!describe_rows(object, out, *a, a->sizes[2], &t, a->position_strides)) {
+    to->object = object;
+  } else if (!describe_rows(object, out, *a, a->sizes[2], to, a->position_strides)) {
     return false;
   }
   if (!is_position(t, &a->position_dtype)) return false;
@@ -143,20 +161,22 @@ inline bool set_positions(PyObject* object, bool are_starts, int64_t own_start, 
 
 // Sets alpha, a float or a floating-point tensor of shape () or (1,).
 inline bool set_alpha(PyObject* object, const Written& out, bool in_host_memory, sinpe_add_arguments* a,
-                      sinpe::DeviceScalars* scalars) {
+                      sinpe::DeviceScalars* scalars, RowTensors::Described* to) {
   if (PyFloat_CheckExact(object)) {
     a->alpha = PyFloat_AS_DOUBLE(object);
     return true;
   }
-  Tensor t;
+  Tensor& t = to->tensor;
   if (!out.describe_apart(object, &t) || t.rank > 1 || count_elements(t) != 1 || float_type(t) < 0) return false;
+  to->object = object;
   const auto dtype = static_cast<sinpe_dtype>(float_type(t));
-  if (in_host_memory) {
-    a->alpha = sinpe::value_of(t.data, dtype);
-  } else {
+  if (!in_host_memory) {
     scalars->alpha = t.data;
     scalars->alpha_dtype = dtype;
+    return true;
   }
+  if (!is_unchanged(object, t)) return false;
+  a->alpha = sinpe::value_of(t.data, dtype);
   return true;
 }
 
@@ -175,8 +195,9 @@ inline bool are_positions(int64_t own_start, int64_t start, int64_t rows) {
 
 // Sets the arguments of a sequence except dropout; returns false if the general path has to be taken.
 inline bool set_rows(const Sum& sum, int64_t own_start, const Tensor& result, int64_t bytes, sinpe_add_arguments* a,
-                     sinpe::DeviceScalars* scalars) {
+                     sinpe::DeviceScalars* scalars, RowTensors* rows) {
   const Written out(result, bytes);
+  rows->positions.object = rows->mask.object = rows->alpha.object = nullptr;
   PyObject *start = sum.start, *positions = sum.positions, *mask = sum.mask;
   const bool in_host_memory = kernels_of(result)->in_host_memory;
   if (PyLong_CheckExact(start)) {
@@ -184,18 +205,19 @@ inline bool set_rows(const Sum& sum, int64_t own_start, const Tensor& result, in
     a->start = PyLong_AsLongLongAndOverflow(start, &overflow);
     const bool is_valid = positions == Py_None ? are_positions(own_start, a->start, a->sizes[2]) : a->start == 0;
     if (overflow != 0 || !is_valid) return false;
-    if (positions != Py_None && !set_positions(positions, false, own_start, out, a)) return false;
-  } else if (positions != Py_None || !set_positions(start, true, own_start, out, a) ||
+    if (positions != Py_None && !set_positions(positions, false, own_start, out, a, &rows->positions)) return false;
+  } else if (positions != Py_None || !set_positions(start, true, own_start, out, a, &rows->positions) ||
              (in_host_memory && sum.drops())) {
     return false;  // the last: the kernel may refuse the starts after the seed has been drawn
   }
   if (mask != Py_None) {
-    Tensor t;
-    if (!describe_rows(mask, out, *a, a->sizes[2], &t, a->mask_strides) || t.kind != kBool || t.bits != 8) return false;
+    const Tensor& t = rows->mask.tensor;
+    if (!describe_rows(mask, out, *a, a->sizes[2], &rows->mask, a->mask_strides) || t.kind != kBool || t.bits != 8)
+      return false;
     a->padding_mask = static_cast<const uint8_t*>(t.data);
   }
   a->scale = PyFloat_AS_DOUBLE(sum.scale);
-  return set_alpha(sum.alpha, out, in_host_memory, a, scalars);
+  return set_alpha(sum.alpha, out, in_host_memory, a, scalars, &rows->alpha);
 }
 
 // Whether the RNG offset of each element is its index in `a`: x is in row-major order.

@@ -51,7 +51,8 @@ inline PyObject* fast_encode(PyObject*, PyObject* const* items, Py_ssize_t count
   const int dtype = result == nullptr ? -1 : dtype_of(result, &out);
   const bool done = dtype >= 0 && positions() && is_position(t, &type) && device_of(t) == device &&
                     device_of(out) == device && is_within_storage(object, t, count_elements(t)) &&
-                    count_elements(out) == count_elements(t) * dim &&
+                    count_elements(out) == count_elements(t) * dim && is_unchanged(object, t) &&
+                    is_unchanged(result, out) &&
                     kernels_for(t, 0).encode(t.device_id, plan.plan, t.data, type, count_elements(t),
                                              static_cast<sinpe_dtype>(dtype), out.data, dim) == SINPE_OK;
   if (done) return result;
@@ -110,7 +111,7 @@ inline PyObject* fast_table(PyObject*, PyObject* const* items, Py_ssize_t count)
   const int dtype = result == nullptr ? -1 : dtype_of(result, &out);
   const bool done = dtype >= 0 && device_of(out) == plan.device && are_ready(out, 0) &&
                     length <= most_rows(out) / dim && out.rank == 2 && out.sizes[0] == length && out.sizes[1] == dim &&
-                    (is_new || is_within_storage(result, out, length * dim)) &&
+                    (is_new || is_within_storage(result, out, length * dim)) && is_unchanged(result, out) &&
                     kernels_for(out, 0).table(out.device_id, plan.plan, start, length, static_cast<sinpe_dtype>(dtype),
                                               out.data, dim) == SINPE_OK;
   if (done) return is_new ? result : with_new_version(result);

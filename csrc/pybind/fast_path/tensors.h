@@ -66,11 +66,27 @@ inline PyObject* set_kernels(PyObject*, PyObject* const* items, Py_ssize_t count
 // Gets the description of a tensor; returns whether it has data, of one of DLPack's common types, on a device with
 // kernels.
 inline bool describe(PyObject* object, Tensor* t) {
-  if (exchange->describe(object, t) != 0) {
+  DlTensor of;
+  if (exchange->describe(object, &of) != 0) {
     PyErr_Clear();
     return false;
   }
-  return kernels_of(*t) != nullptr && t->data != nullptr && t->lanes == 1 && t->byte_offset == 0;
+  if (of.data == nullptr || of.lanes != 1 || of.byte_offset != 0 || of.rank > SINPE_MAX_RANK) return false;
+  t->data = of.data;
+  t->device_type = of.device_type, t->device_id = of.device_id;
+  t->rank = of.rank, t->kind = of.kind, t->bits = of.bits;
+  std::copy(of.sizes, of.sizes + of.rank, t->sizes);
+  std::copy(of.strides, of.strides + of.rank, t->strides);
+  return kernels_of(*t) != nullptr;
+}
+
+// Whether a tensor is still as it was described: Python code that runs during a call (a finalizer, another thread) may
+// change it. Runs no Python code itself, so that it can be called last, before the kernel.
+inline bool is_unchanged(PyObject* object, const Tensor& t) {
+  Tensor now;
+  return describe(object, &now) && now.data == t.data && now.device_type == t.device_type &&
+         now.device_id == t.device_id && now.rank == t.rank && now.kind == t.kind && now.bits == t.bits &&
+         std::equal(t.sizes, t.sizes + t.rank, now.sizes) && std::equal(t.strides, t.strides + t.rank, now.strides);
 }
 
 // The number of elements of a tensor; -1 if it is empty, has more than its device's max_elements, or a negative stride.
@@ -140,7 +156,7 @@ inline int float_type(const Tensor& t) {
 
 // The sinpe_dtype of a floating-point tensor of two or more dimensions, with elements; -1 for any other.
 inline int strided_dtype_of(PyObject* object, Tensor* t) {
-  if (!describe(object, t) || t->rank < 2 || t->rank > SINPE_MAX_RANK || count_strided(*t) < 0) return -1;
+  if (!describe(object, t) || t->rank < 2 || count_strided(*t) < 0) return -1;
   return float_type(*t);
 }
 

@@ -5,17 +5,27 @@
 #include <algorithm>
 #include <cstring>
 
+#include "sinpe/sinpe.h"
+
 namespace sinpe_fast_path {
 
 // The parts of DLPack 1.x (https://dmlc.github.io/dlpack/latest/c_api.html) that are used here.
-struct Tensor {  // DLTensor
+struct DlTensor {  // DLTensor
   void* data;
   int32_t device_type, device_id;
   int32_t rank;
   uint8_t kind, bits;
   uint16_t lanes;
-  int64_t *sizes, *strides;
+  int64_t *sizes, *strides;  // in the tensor itself, which changes them when Python code calls its methods
   uint64_t byte_offset;
+};
+// A copy of the description of a tensor.
+struct Tensor {
+  void* data;
+  int32_t device_type, device_id;
+  int32_t rank;
+  uint8_t kind, bits;
+  int64_t sizes[SINPE_MAX_RANK], strides[SINPE_MAX_RANK];
 };
 struct Exchange {  // DLPackExchangeAPI
   uint32_t major, minor;
@@ -23,7 +33,7 @@ struct Exchange {  // DLPackExchangeAPI
   void* allocate;
   void* from_object;
   void* to_object;
-  int (*describe)(void* object, Tensor* out);  // a view; -1 with a Python exception on failure
+  int (*describe)(void* object, DlTensor* out);  // a view; -1 with a Python exception on failure
   void* current_stream;
 };
 constexpr int32_t kCpu = 1, kCuda = 2;
