@@ -169,7 +169,9 @@ def _warn_of_fractions(t: Any, encoding: Encoding) -> None:
         return  # not an encoding of steps
     if type(t) is not Tensor or t.is_nested or t.layout != torch.strided or t.dtype not in _FLOATS:
         return
-    if not t.is_cpu or not 0 < t.numel() <= 1 << 16 or torch_state.read() is not torch_state.NOT_INTERCEPTED or is_batched(t):
+    if not t.is_cpu or not 0 < t.numel() <= 1 << 16:
+        return
+    if torch_state.read() is not torch_state.NOT_INTERCEPTED or is_batched(t):
         return
     _range_checks -= 1
     low, high = (float(value) for value in t.detach().aminmax())

@@ -170,3 +170,20 @@ def test_errors(make, error: type[Exception], message: str) -> None:
     with pytest.raises(error) as caught:
         make()
     assert type(caught.value) is error and message in str(caught.value)
+
+
+def test_pairs_of_loftr() -> None:
+    """PositionEncodingSine of LoFTR: sin x, cos x, sin y, cos y, ..., positions from 1, channels first."""
+    d, (height, width) = 32, (5, 7)
+    pe = torch.zeros(d, height, width, dtype=torch.float64)
+    y, x = (torch.ones(height, width, dtype=torch.float64).cumsum(axis) for axis in (0, 1))
+    frequencies = 10000.0 ** (-torch.arange(0, d // 2, 2, dtype=torch.float64) / (d // 2))[:, None, None]
+    pe[0::4], pe[1::4] = (x * frequencies).sin(), (x * frequencies).cos()
+    pe[2::4], pe[3::4] = (y * frequencies).sin(), (y * frequencies).cos()
+    grid = GridEncoding((Encoding(d // 2, start=1),) * 2, order=(1, 0), arrangement="pairs")
+    assert torch.allclose(
+        sinpe.table((height, width), grid, dtype=torch.float64).movedim(-1, 0), pe, rtol=0, atol=1e-14
+    )
+    for axes in ((Encoding(4), Encoding(6)), (HALVES, HALVES), (Encoding(3), Encoding(3))):
+        with pytest.raises(ValueError, match='arrangement: expected axes .* "pairs", got'):
+            GridEncoding(axes, arrangement="pairs")

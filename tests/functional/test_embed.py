@@ -55,7 +55,10 @@ def test_embed_is_add_of_looked_up_rows(form: str, dtype: torch.dtype, backend: 
     assert got.dtype == dtype and got.is_contiguous()
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.int64, torch.int32, torch.int16, torch.uint8, torch.uint16, torch.uint32, torch.uint64],
+)
 def test_ids_of_any_dtype_and_layout(dtype: torch.dtype, backend: str) -> None:
     weight = table()
     for ids in (

@@ -132,3 +132,30 @@ def test_threads_share_a_layer(backend: str) -> None:
             assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
         drawn = list(pool.map(lambda _: layer(ids) != 0, range(32)))
     assert len({tuple(mask.flatten().tolist()) for mask in drawn}) == 32
+
+
+def test_learned_alpha_of_16_bit_layers_is_float32() -> None:
+    """Under a 16-bit default dtype, too: small updates of a 16-bit alpha would be lost."""
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        layers = [
+            sinpe.SinusoidalPositionalEncoding(8, learned_alpha=True),
+            sinpe.SinusoidalEmbedding(5, 8, learned_alpha=True),
+        ]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    layers += [
+        sinpe.SinusoidalPositionalEncoding(8, learned_alpha=True, dtype=torch.float16),
+        sinpe.SinusoidalEmbedding(5, 8, learned_alpha=True, dtype=torch.float16),
+    ]
+    assert [layer.alpha.dtype for layer in layers] == [torch.float32] * 4
+
+
+def test_adapter_of_the_token_embedding() -> None:
+    """LoRA as PEFT applies it: the layer's result plus embed_scale times its own part; merging does not change it."""
+    layer = sinpe.SinusoidalEmbedding(50, 16, dropout=0.0, scale=4.0).requires_grad_(False)
+    down, up = torch.randn(50, 4), torch.randn(4, 16)
+    ids = torch.randint(50, (2, 7))
+    adapted = layer(ids) + down[ids] @ up * layer.embed_scale
+    layer.weight += down @ up
+    torch.testing.assert_close(layer(ids), adapted, rtol=1e-5, atol=1e-5)

@@ -325,7 +325,9 @@ def test_assigned_table_is_compared() -> None:
         warnings.simplefilter("error")
         layer.pe = sinpe.table(20, D)[None]
         layer.pe = torch.full((1, 20, D), torch.nan)  # unlike any convention
+        assert torch.equal(layer.pe, sinpe.table(20, D)[None])  # it stays the layer's own table
         layer.pe = torch.empty(1, 20, D, device="meta")
+        assert layer.pe.is_meta
         layer.pe = None
     assert torch.equal(layer.state_dict()["pe"], sinpe.table(20, D)[None])
 

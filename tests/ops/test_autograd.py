@@ -430,3 +430,29 @@ def test_batched_gradients_of_gradients(backend: str) -> None:
         strict=True,
     ):
         torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("options", [{}, DROPPED, {"padding_mask": torch.ones(2, 700, dtype=torch.bool)}])
+@pytest.mark.parametrize("learned", ["x", "alpha", "positions"])
+@pytest.mark.parametrize("changed", ["x", "alpha", "positions"])
+def test_arguments_changed_before_the_backward_pass(
+    learned: str, changed: str, options: dict[str, Any], backend: str
+) -> None:
+    """As in torch, only a tensor whose values the gradient depends on must not change. Of positions, the gradient of
+    alpha computes the rows again."""
+    given = {"x": torch.randn(2, 700, 8), "alpha": torch.tensor([0.5]), "positions": torch.rand(700)}
+    reads = {"x": (), "alpha": ("positions",), "positions": ("alpha", "positions")}
+
+    def gradient(change: bool) -> Tensor:
+        tensors = {name: t.clone().requires_grad_(name == learned) for name, t in given.items()}
+        result = sinpe.add(tensors["x"], alpha=tensors["alpha"], positions=tensors["positions"], **options)
+        if change:
+            with torch.no_grad():
+                tensors[changed].mul_(3.0)
+        return torch.autograd.grad(result.square().sum(), tensors[learned])[0]
+
+    if changed in reads[learned]:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            gradient(True)
+    else:
+        torch.testing.assert_close(gradient(True), gradient(False))

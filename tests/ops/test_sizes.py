@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "start": (lambda x: sinpe.add(x, ENCODING, start=x.size(1) / 2), "start: expected int|Unsupported"),
     "start of an encoding": (
         lambda x: sinpe.add(x, sinpe.convention("t2t", D, start=x.size(1))),
-        "start: expected an int, got a symbolic size|Encoding: expected one that is made outside of a compiled function",
+        "start: expected an int, got a symbolic size|Encoding: expected one that is made outside",
     ),
 }
 

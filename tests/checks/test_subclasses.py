@@ -1,0 +1,128 @@
+"""Tensor subclasses that run the operations on them themselves: torch's operations, or a message of this library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing._internal.logging_tensor import LoggingTensor
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils import _pytree
+
+import sinpe_ext as sinpe
+
+D = 8
+
+
+class Quantized(Tensor):
+    """A subclass that supports only torch's own operators, as those of quantization libraries."""
+
+    plain: Tensor
+
+    @staticmethod
+    def __new__(cls, plain: Tensor) -> Quantized:
+        layout: dict[str, Any] = {"strides": plain.stride(), "dtype": plain.dtype, "device": plain.device}
+        return Tensor._make_wrapper_subclass(cls, plain.shape, requires_grad=plain.requires_grad, **layout)
+
+    def __init__(self, plain: Tensor) -> None:
+        self.plain = plain
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace != "aten":
+            raise NotImplementedError(f"Quantized: {func}")
+        given = _pytree.tree_map(lambda t: t.plain if isinstance(t, Quantized) else t, (args, kwargs or {}))
+        result = func(*given[0], **given[1])
+        return Quantized(result) if func is torch.ops.aten.detach.default else result
+
+
+KINDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "quantized": Quantized,
+    "two": lambda t: TwoTensor(t, t.clone()),
+    "logging": LoggingTensor,
+}
+X, WEIGHT = torch.randn(2, 4, D), torch.randn(9, D)
+IDS = torch.randint(9, (2, 4))
+SEED = {"dropout": 0.5, "seed": 3}
+LAYER = sinpe.SinusoidalPositionalEncoding(D, 0.5, scale=2.0)
+
+
+def layer(ids: Tensor, weight: Tensor) -> Tensor:
+    made = sinpe.SinusoidalEmbedding(9, D, dropout=0.5, scale=4.0)
+    made.weight = torch.nn.Parameter(weight, requires_grad=False)
+    return made(ids, seed=3)
+
+
+DATA: dict[str, Callable[[Callable[[Tensor], Tensor]], Tensor]] = {
+    "add": lambda of: sinpe.add(of(X), scale=2.0),
+    "add, dropout": lambda of: sinpe.add(of(X), **SEED),
+    "add, grid": lambda of: sinpe.add(of(X), "mae2d", grid_shape=(2, 2), **SEED),
+    "add_": lambda of: sinpe.add_(of(X.clone()), **SEED),
+    "embed": lambda of: sinpe.embed(IDS, of(WEIGHT), scale=4.0),
+    "embed, dropout": lambda of: sinpe.embed(IDS, of(WEIGHT), **SEED),
+    "SinusoidalPositionalEncoding": lambda of: LAYER(of(X), seed=3),
+    "SinusoidalEmbedding": lambda of: layer(IDS, of(WEIGHT)),
+}
+OTHERS: dict[str, tuple[str, Callable[[Callable[[Tensor], Tensor]], Tensor]]] = {
+    "positions": ("positions", lambda of: sinpe.add(X, positions=of(torch.arange(4)))),
+    "start": ("start", lambda of: sinpe.add(X, start=of(torch.tensor([1, 2])))),
+    "alpha": ("alpha", lambda of: sinpe.add(X, alpha=of(torch.tensor([0.5])))),
+    "padding_mask": ("padding_mask", lambda of: sinpe.add(X, padding_mask=of(torch.ones(2, 4, dtype=torch.bool)))),
+    "ids": ("ids", lambda of: sinpe.embed(of(IDS), WEIGHT)),
+    "seed": ("seed", lambda of: sinpe.add(X, dropout=0.5, seed=of(torch.tensor([3])))),
+    "encode": ("positions", lambda of: sinpe.encode(of(torch.rand(4)), D)),
+    "TimestepEncoding": ("positions", lambda of: sinpe.TimestepEncoding(D)(of(torch.rand(4) * 9))),
+    "out": ("out", lambda of: sinpe.add(X, out=of(torch.empty_like(X)))),
+    "out of table": ("out", lambda of: sinpe.table(4, D, out=of(torch.empty(4, D)))),
+}
+
+
+def plain(t: Tensor) -> Tensor:
+    inside = getattr(t, "plain", getattr(t, "a", getattr(t, "elem", t)))
+    return inside if isinstance(inside, Tensor) else t
+
+
+def unchanged(t: Tensor) -> Tensor:
+    return t
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", DATA)
+def test_data(name: str, kind: str, backend: str) -> None:
+    assert torch.equal(plain(DATA[name](KINDS[kind])), DATA[name](unchanged))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_arguments(name: str, kind: str, backend: str) -> None:
+    argument, call = OTHERS[name]
+    torch.manual_seed(0)
+    want = call(unchanged)
+    torch.manual_seed(0)
+    try:
+        got = plain(call(KINDS[kind]))
+    except TypeError as error:
+        assert kind == "quantized"
+        assert str(error).startswith(f"{argument}: expected an ordinary tensor, or a subclass that supports "), error
+    else:
+        assert torch.equal(got, want)
+
+
+def test_gradient_of_weight(backend: str) -> None:
+    """Summed in float32 and rounded once, as of an ordinary weight."""
+    weight = WEIGHT.bfloat16().requires_grad_()
+    ids = torch.zeros(4, 300, dtype=torch.int64)
+    want = torch.autograd.grad(sinpe.embed(ids, weight).float().sum(), weight)[0]
+    wrapped = TwoTensor(weight.detach(), weight.detach().clone()).requires_grad_()
+    got = torch.autograd.grad(sinpe.embed(ids, wrapped).float().sum(), wrapped)[0]
+    assert torch.equal(plain(got), want)
+
+
+def test_compiled() -> None:
+    torch._dynamo.reset()
+    two = TwoTensor(X, X.clone())
+    compiled = torch.compile(lambda x: sinpe.add(x, **SEED), backend="aot_eager")
+    assert torch.equal(plain(compiled(two)), sinpe.add(X, **SEED))
