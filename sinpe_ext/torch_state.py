@@ -161,24 +161,32 @@ def _is_fx_tracing() -> bool:
     return _pre_dispatch() and torch._ops._get_dispatch_mode_pre_dispatch(_PROXY) is not None
 
 
-_standard_operators_asked: ContextVar[bool] = ContextVar("sinpe_ext_standard_operators", default=False)
+_standard_operators_asked: ContextVar[str] = ContextVar("sinpe_ext_standard_operators", default="")
 
 
 @contextmanager
-def standard_operators() -> Iterator[None]:
+def standard_operators(*, float64: bool = False) -> Iterator[None]:
     """Context manager: torch.export.export produces a program of standard operators only, for runtimes without the
     operators of this package.
 
-    torch.onnx.export of a module does not need it. Equivalent to such an export, with a program that can be saved::
+    By default the program computes encodings with integers and float32 only, for runtimes without float64 such as Core
+    ML and TensorRT. torch.onnx.export of a module does not need this context manager, and uses float64.
 
-        with standard_operators():
+    Equivalent to such an export, with a program that can be saved::
+
+        with standard_operators(float64=True):
             program = torch.export.export(model, arguments)
         torch.onnx.export(program, dynamo=True)
 
+    Args:
+        float64: compute with float64 instead, for any position: a third of the operations.
     Accuracy:
-        as `reference.onnx.encode`. Raises ValueError for dropout.
+        as `reference.onnx.encode`: float32 within 1 ULP for positions below 2**32 in size, NaN beyond; with
+        float64=True for every int64. A result in float64, or of float64 positions, is computed in float64.
+    Raises:
+        ValueError for dropout, while the program is made.
     """
-    token = _standard_operators_asked.set(True)
+    token = _standard_operators_asked.set("float64" if float64 else "float32")
     try:
         yield
     finally:
@@ -188,7 +196,13 @@ def standard_operators() -> Iterator[None]:
 @constant_in_graph
 def is_exporting() -> bool:
     """Whether the graph being traced must not contain custom operators: torch.onnx.export, or `standard_operators`."""
-    return _standard_operators_asked.get() or torch.onnx.is_in_onnx_export()
+    return bool(_standard_operators_asked.get()) or torch.onnx.is_in_onnx_export()
+
+
+@constant_in_graph
+def exports_float64() -> bool:
+    """Whether such a graph may compute in float64."""
+    return _standard_operators_asked.get() != "float32"
 
 
 def in_context_parallel() -> bool:

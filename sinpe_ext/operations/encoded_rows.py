@@ -42,7 +42,7 @@ def table(of: EncodingArguments, length: Any, start: Any, dtype: torch.dtype, de
     rows: Tensor
     if state.compiling:
         if torch_state.is_exporting():
-            return onnx.table(_plan_of(encoding), length, start, dtype, device)
+            return onnx.table(_plan_of(encoding), length, start, dtype, device, _limbs(dtype, device))
         rows = TABLE(Table(graph_plan(*of, device), start, length, encoding.dim, dtype), state=state)
     else:
         with _stated_size((length, encoding.dim), dtype, device):
@@ -71,7 +71,8 @@ def _rows_at(of: EncodingArguments, positions: Tensor, dtype: torch.dtype, partn
     rows: Tensor
     if state.compiling:
         if torch_state.is_exporting():
-            return onnx.encode(_plan_of(encoding).partner() if partner else _plan_of(encoding), positions, dtype)
+            plan = _plan_of(encoding).partner() if partner else _plan_of(encoding)
+            return onnx.encode(plan, positions, dtype, _limbs(dtype, device, positions.dtype))
         packed_plan = graph_plan(*of, device)
         packed_plan = derivative_plan(packed_plan, encoding.dim)[0] if partner else packed_plan
         rows = ENCODE(Encode(positions.contiguous(), packed_plan, encoding.dim, dtype))
@@ -110,6 +111,12 @@ def _by_angle_addition(of: EncodingArguments, positions: Tensor, dtype: torch.dt
     rows_wide = rows if wide == acc else _rows_at(of, at, wide)
     # The first term alone has a value; 0 * cos(0) - 0 * 1 of the second one is zero, or NaN where the first one is.
     return (rows + (rows_wide * (angle.cos() - 1.0) + partner * angle.sin())).to(dtype)
+
+
+def _limbs(dtype: torch.dtype, device: torch.device, *others: torch.dtype) -> onnx.Limbs:
+    """The arithmetic of an export: float32 where that is asked for, or where the device has no float64."""
+    has_float64 = widest(device) == torch.float64 and torch_state.exports_float64()
+    return onnx.DOUBLE if has_float64 or torch.float64 in (dtype, *others) else onnx.SINGLE
 
 
 @contextmanager

@@ -1,19 +1,19 @@
 """The encoding in standard operations, for ONNX and other runtimes without the operators of this package.
 
 The reference implementation recomputes single entries whose rounding is undecided, which a graph cannot do. This is its
-arithmetic without that step: exact phases of 130 bits, then one sine and one cosine in float64. So a float32 entry is
-correctly rounded at every int64 position, except for about one in 2**24 that lies next to a tie.
+arithmetic without that step: phases by exact products of limbs, each a floating-point number of few bits. Columns of
+products are sums of at most eleven, which the type holds exactly; ONNX does not define the overflow of int64 products.
+There are two arithmetics (`Limbs`):
 
-All arithmetic is float64 in limbs of 26 bits: ONNX does not define the overflow of int64 products and has no shift of
-signed integers, and runtimes divide integers slowly; a float64 product of limbs is exact everywhere.
+- float64: limbs of 26 bits and frequencies of 130, then one sine and one cosine in float64;
+- float32, for runtimes without float64: limbs of 11 bits and frequencies of 99, a remainder in two float32, and short
+  polynomials. A program in it holds only integers, bools and float32.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,125 +23,235 @@ from ..encodings.plan import Plan
 from ..torch_state import outside_modes
 from .phase import TURN
 
-BITS = 26
-BASE = 2.0**BITS
-LIMBS = 5  # of a frequency in turns: 130 bits
-LARGEST = 2.0**76  # float positions of this size and above give NaN: three limbs hold no more
-# Below this frequency the 130 bits have fewer significant bits than float64, and a float64 product is more accurate.
-SMALL_FREQUENCY = 2.0**-70
+
+class Limbs(NamedTuple):
+    """An arithmetic of limbs.
+
+    Attributes:
+        dtype: type of the limbs and of the results before they are rounded.
+        bits: number of bits of a limb, in balanced representation: -2**(bits-1) to 2**(bits-1).
+        of_frequency, of_fraction: number of limbs of a frequency's fraction of a turn, and of a position's fraction.
+            Positions have three whole limbs.
+        small: below this frequency, in turns, the limbs have fewer significant bits than the type, and a product is
+            more accurate.
+    """
+
+    dtype: torch.dtype
+    bits: int
+    of_frequency: int
+    of_fraction: int
+    small: float
+
+    @property
+    def base(self) -> float:
+        return 2.0**self.bits
+
+    @property
+    def largest(self) -> float:
+        """Positions of this size and above give NaN, unless `small` applies."""
+        return 2.0 ** (3 * self.bits - 1)
+
+
+DOUBLE = Limbs(torch.float64, 26, 5, 3, 2.0**-70)
+SINGLE = Limbs(torch.float32, 11, 9, 4, 2.0**-60)
+WHOLE = 3  # limbs of the whole part of a position
 
 
 @outside_modes
-def _constant(values: Any, device: torch.device, dtype: torch.dtype = torch.float64) -> Tensor:
-    """A constant of the graph: a tensor whose creation is not traced."""
+def _constant(values: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A constant of the graph: a tensor whose creation is not traced. A Python number would be exported as float32."""
     return torch.tensor(values, dtype=dtype, device=device)
 
 
-def table(plan: Plan, length: Any, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
+def table(
+    plan: Plan, length: Any, start: Any, dtype: torch.dtype, device: torch.device, limbs: Limbs = DOUBLE
+) -> Tensor:
     """Rows at positions plan.start + start, ..., plan.start + start + length - 1; length and start may be symbolic."""
-    return encode(plan, torch.arange(length, device=device) + (plan.start + start), dtype)
+    return encode(plan, torch.arange(length, device=device) + (plan.start + start), dtype, limbs)
 
 
-def encode(plan: Plan, positions: Tensor, dtype: torch.dtype) -> Tensor:
-    """The encoding of int64, float32 or float64 positions, (*positions.shape, dim).
+def encode(plan: Plan, positions: Tensor, dtype: torch.dtype, limbs: Limbs = DOUBLE) -> Tensor:
+    """The encoding of integer or floating-point positions, (*positions.shape, dim).
 
     Accuracy:
-        float32 within 1 ULP (0.5 + 2**-20) for every int64 and every float32 position below 2**76 in size, NaN beyond;
-        float64 within 4 ULP for int64 positions; 16-bit the float32 value, rounded.
+        float64 arithmetic: float32 within 1 ULP (0.5 + 2**-20) for every int64 and every float32 position below 2**76
+        in size, NaN from 2**77 on; float64 within 4 ULP for int64 positions. float32 arithmetic: float32 within 1 ULP
+        (measured: 0.7) for positions below 2**32 in size, NaN beyond; for frequencies of 2**-120 turns and more, and of
+        fractional positions up to 2**9 turns. 16-bit: the float32 value, rounded.
     """
     if not plan.n_osc:
         return torch.zeros((*positions.shape, plan.dim), dtype=dtype, device=positions.device)
-    quadrant, rest = _turns(plan, positions.unsqueeze(-1))
-    # As tensors: the exporter would write a Python number as float32.
-    turn, amplitude = (_constant(value, rest.device) for value in (TURN, plan.amplitude))
-    angle = rest * turn
-    sine, cosine = angle.sin(), angle.cos()
+    quadrant, high, low = _turns(plan, positions.unsqueeze(-1), limbs)
+    sine, cosine = _waves_in_double(plan.amplitude, high) if limbs is DOUBLE else _waves(plan.amplitude, high, low)
     quadrant = quadrant - 4.0 * torch.floor(quadrant * 0.25)
     odd = (quadrant == 1.0) | (quadrant == 3.0)
     sines, cosines = torch.where(odd, cosine, sine), torch.where(odd, sine, cosine)
     # 0 - x, not -x: an exact zero is +0 in every quadrant.
-    sines = torch.where(quadrant >= 2.0, 0.0 - sines, sines) * amplitude
-    cosines = torch.where((quadrant == 1.0) | (quadrant == 2.0), 0.0 - cosines, cosines) * amplitude
+    sines = torch.where(quadrant >= 2.0, 0.0 - sines, sines)
+    cosines = torch.where((quadrant == 1.0) | (quadrant == 2.0), 0.0 - cosines, cosines)
     rows = _channels(plan, cosines, sines) if plan.q0 else _channels(plan, sines, cosines)
     return rows if dtype == torch.float64 else rows.to(torch.float32).to(dtype)
 
 
-def _turns(plan: Plan, p: Tensor) -> tuple[Tensor, Tensor]:
-    """p * f in turns for p of shape (..., 1): (number of quarter turns, to be taken mod 4; remainder, at most
-    1/8 + 2**-50)."""
-    fraction, constant = None, partial(_constant, device=p.device)
-    real = p.to(torch.float64)
+def _turns(plan: Plan, p: Tensor, limbs: Limbs) -> tuple[Tensor, Tensor, Tensor]:
+    """p * f in turns for p of shape (..., 1): the number of quarter turns, to be taken mod 4, and the remainder, an
+    eighth of a turn at most, as a sum of two numbers, of which the second is 0 in float64."""
+    device, dtype, count = p.device, limbs.dtype, limbs.of_frequency
+    real = p.to(dtype)
     if p.is_floating_point():
-        real = torch.where(real.abs() < LARGEST, real, math.nan)
-        third = torch.round(real * BASE**-2)
-        left = real - third * BASE**2
-        second = torch.round(left / BASE)
-        left = left - second * BASE
-        first = torch.round(left)
-        fraction = left - first
+        real = torch.where(real.abs() < limbs.largest, real, math.nan)
+        position = _limbs_of_float(real, limbs)
     else:
-        # The bits shifted out are 0, so that a runtime may divide instead, which rounds toward zero.
-        mask, limbs = 2**BITS - 1, []
-        for _ in range(2):
-            limbs.append(p & mask)
-            p = (p - limbs[-1]) >> BITS
-        first, second, third = (limb.to(torch.float64) for limb in (*limbs, p))
+        position = _limbs_of_integer(p, limbs)
+    lowest = WHOLE - len(position)  # place of the first limb: 0, or minus the number of limbs of the fraction
+    # Whole turns of a frequency matter for the fraction of a position.
+    frequency = list(
+        zip(*(_limbs_of_frequency(plan, k, count - lowest, limbs) for k in range(plan.n_osc)), strict=True)
+    )
+    constants = [_constant(limb, device, dtype) if k < count or any(limb) else None for k, limb in enumerate(frequency)]
 
-    # The columns of the product that matter modulo one turn; each stays below 2**53, so every operation is exact.
-    frequency = [constant(limb) for limb in zip(*map(_limbs, plan.fractions), strict=True)]
-    digits, carry = [], None
-    for k in range(LIMBS):
-        pairs = zip(frequency[max(0, k - 2) : k + 1], (first, second, third)[min(k, 2) :: -1], strict=True)
-        products = [f * limb for f, limb in pairs]
-        column = sum(products[1:], products[0]) if carry is None else sum(products, carry)
-        carry = torch.round(column / BASE)
-        digits.append(column - carry * BASE)
-    quadrant = torch.round(digits[4] * (4 / BASE))
-    top = (digits[4] - quadrant * (BASE / 4)) * BASE**-1 + digits[3] * BASE**-2
-    low = (digits[2] * BASE**-3 + digits[1] * BASE**-4) + digits[0] * BASE**-5
-    if fraction is not None:
-        more, top, low = _with_fraction(plan, fraction, top, low, constant)
-        quadrant = quadrant + more
-    rest = top + low
+    # The columns of the product that matter modulo one turn; every operation is exact.
+    digits: list[Tensor] = []
+    column = torch.zeros_like(real)
+    for k in range(count):
+        for place, limb in enumerate(position, lowest):
+            of_frequency = constants[k - place] if 0 <= k - place < len(constants) else None
+            column = column if of_frequency is None else column + of_frequency * limb
+        carry = torch.round(column / limbs.base)
+        digits.append(column - carry * limbs.base)
+        column = carry
+    quadrant = torch.round(digits[-1] * (4 / limbs.base))
+    digits[-1] = digits[-1] - quadrant * (limbs.base / 4)
+    high, low = _remainder(digits, limbs)
     # A remainder within the rounding error of the frequency is 0, as in reference/phase.py.
-    rest = torch.where(rest.abs() <= real.abs() * constant(2.0**-128), 0.0, rest)
-    if any(0.0 < abs(turns) < SMALL_FREQUENCY for turns in plan.turns_hi):
-        product = real * constant(plan.turns_hi)
+    is_zero = high.abs() <= real.abs() * _constant(2.0 ** -min(128, limbs.bits * count), device, dtype)
+    high, low = torch.where(is_zero, 0.0, high), torch.where(is_zero, 0.0, low)
+    if p.is_floating_point() or any(0.0 < abs(turns) < limbs.small for turns in plan.turns_hi):
+        if limbs is DOUBLE:
+            product, rest = real * _constant(plan.turns_hi, device, dtype), low
+        else:
+            product, rest = _times(_split(plan.turns_hi, plan.turns_lo, device), real, None)
         few = product.abs() < 0.125
-        quadrant, rest = torch.where(few, 0.0, quadrant), torch.where(few, product, rest)
-    return quadrant, rest
+        quadrant, high, low = (
+            torch.where(few, 0.0, quadrant),
+            torch.where(few, product, high),
+            torch.where(few, rest, low),
+        )
+    return quadrant, high, low
 
 
-def _limbs(fraction: int) -> list[float]:
-    """fraction / 2**128 mod 1 in limbs in [-2**25, 2**25], least significant first."""
-    value, limbs = fraction << (LIMBS * BITS - 128), []
-    for _ in range(LIMBS):
-        limb = (value + 2 ** (BITS - 1)) % 2**BITS - 2 ** (BITS - 1)
-        limbs.append(float(limb))
-        value = (value - limb) >> BITS
-    return limbs
+def _limbs_of_integer(p: Tensor, limbs: Limbs) -> list[Tensor]:
+    """The three limbs of an integer, least significant first; the last one is NaN if it is too large."""
+    # The bits that are shifted out are 0, so that a runtime may divide instead, which rounds toward zero.
+    made = []
+    for _ in range(WHOLE - 1):
+        low = p & (2**limbs.bits - 1)
+        made.append(low.to(limbs.dtype))
+        p = (p - low) >> limbs.bits
+    third = p.to(limbs.dtype)
+    if limbs is not DOUBLE:  # which holds every int64
+        third = torch.where(third.abs() <= limbs.largest / limbs.base**2, third, math.nan)
+    return [*made, third]
 
 
-def _with_fraction(
-    plan: Plan, r: Tensor, top: Tensor, low: Tensor, constant: Callable[[Any], Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """top + low + r * f for |r| <= 1/2: (quarter turns to add, new top, new low). Error: 2**-79 max(f, 1) turns."""
-    splitter = 2.0**27 + 1
-    high = [f * splitter - (f * splitter - f) for f in plan.turns_hi]  # Dekker: 26 bits
-    turns_1 = constant(high)
-    turns_0 = constant([f - h for f, h in zip(plan.turns_hi, high, strict=True)])
-    turns_low = constant(plan.turns_lo)
-    r_1 = torch.round(r * BASE) / BASE
-    r_0 = r - r_1
-    product = r_1 * turns_1
-    low = low + (r_1 * turns_0 + (r_0 * (turns_1 + turns_0) + r * turns_low))
-    quarters = torch.round(product * 4.0)
-    product = product - quarters * 0.25
-    total = top + product
-    of_product = total - top
-    low = low + ((top - (total - of_product)) + (product - of_product))
-    more = torch.round(total * 4.0)
-    return quarters + more, total - more * 0.25, low
+def _limbs_of_float(left: Tensor, limbs: Limbs) -> list[Tensor]:
+    """The limbs of the fraction and of the whole part of a number, least significant first."""
+    made: list[Tensor] = []
+    for k in range(WHOLE - 1, -1 - limbs.of_fraction, -1):
+        limb = torch.round(left * limbs.base**-k)
+        left = left - limb * limbs.base**k
+        made.insert(0, limb)
+    return made
+
+
+def _limbs_of_frequency(plan: Plan, oscillator: int, count: int, limbs: Limbs) -> list[float]:
+    """A frequency in limbs in [-base / 2, base / 2], least significant first; those after `of_frequency` are whole
+    turns."""
+    shift = limbs.of_frequency * limbs.bits - 128
+    fixed = (plan.whole[oscillator] << 128) + plan.fractions[oscillator]
+    value = fixed << shift if shift >= 0 else (fixed + (1 << (-shift - 1))) >> -shift
+    made = []
+    for _ in range(count):
+        limb = (value + 2 ** (limbs.bits - 1)) % 2**limbs.bits - 2 ** (limbs.bits - 1)
+        made.append(float(limb))
+        value = (value - limb) >> limbs.bits
+    return made
+
+
+def _remainder(digits: list[Tensor], limbs: Limbs) -> tuple[Tensor, Tensor]:
+    """The fraction of a turn with these digits, as a sum of two numbers."""
+    placed = [digit * limbs.base ** (k - limbs.of_frequency) for k, digit in enumerate(digits)]
+    if limbs is DOUBLE:
+        rest = (placed[4] + placed[3]) + (placed[2] + placed[1] + placed[0])
+        return rest, torch.zeros_like(rest)
+    # Sums of two have 22 bits, so a, b and c are exact; a is 0 or larger than b. The digits below are less than 2**-66.
+    a, b, c = placed[8] + placed[7], placed[6] + placed[5], placed[4] + placed[3]
+    high = a + b
+    low = (b - (high - a)) + c
+    total = high + low
+    return total, low - (total - high)
+
+
+def _waves_in_double(amplitude: float, turns: Tensor) -> tuple[Tensor, Tensor]:
+    """amplitude * (sin, cos) of a remainder in float64."""
+    turn, factor = (_constant(value, turns.device, turns.dtype) for value in (TURN, amplitude))
+    angle = turns * turn
+    return angle.sin() * factor, angle.cos() * factor
+
+
+def _waves(amplitude: float, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
+    """amplitude * (sin, cos) of the remainder high + low in float32.
+
+    The first term of each series is a product of two float32 with its rounding error, so that only the last addition
+    rounds by half an ULP; the other terms are at most a tenth of the result.
+    """
+    device = high.device
+    series = [amplitude * TURN**k / math.factorial(k) for k in range(12)]
+    square, square_low = _times(high, high, 2.0 * low)
+    # The terms from h^3, h^4 on, whose errors are a tenth as large.
+    cubes = (
+        high
+        * square
+        * (-series[3] + square * (series[5] + square * (-series[7] + square * (series[9] - square * series[11]))))
+    )
+    fourths = square * square * (series[4] + square * (-series[6] + square * (series[8] - square * series[10])))
+    line, line_low = _times(_split(series[1], 0.0, device), high, low)
+    sine = line + (line_low + cubes)
+    curve, curve_low = _times(_split(series[2], 0.0, device), square, square_low)
+    first, _, _, rest = _split(amplitude, 0.0, device)
+    total = first - curve
+    cosine = total + (((first - total) - curve) + ((rest - curve_low) + fourths))
+    return sine, cosine
+
+
+class _Split(NamedTuple):
+    """A float64 as float32: first + second; and first in halves of 12 bits, whose products are exact."""
+
+    first: Tensor
+    upper: Tensor
+    lower: Tensor
+    second: Tensor
+
+
+@outside_modes
+def _split(value: Any, low: Any, device: torch.device) -> _Split:
+    """A constant, a number or a tuple of them, value + low."""
+    exact, low = (torch.tensor(given, dtype=torch.float64, device="cpu") for given in (value, low))
+    first = exact.float()
+    upper = (first.view(torch.int32) & -4096).view(torch.float32)
+    parts = first, upper, first - upper, (exact - first.double() + low).float()
+    return _Split(*(part.to(device) for part in parts))
+
+
+def _times(f: _Split | Tensor, r: Tensor, low: Tensor | None) -> tuple[Tensor, Tensor]:
+    """f * (r + low) in float32 as a sum of two numbers, within 2**-46 relative."""
+    scaled = r * 4097.0  # Veltkamp: the upper half of r
+    upper = scaled - (scaled - r)
+    lower = r - upper
+    f = f if isinstance(f, _Split) else _Split(f, upper, lower, torch.zeros_like(f))  # f is r
+    product = f.first * r
+    error = ((f.upper * upper - product) + f.upper * lower + f.lower * upper) + f.lower * lower + f.second * r
+    return product, error if low is None else error + f.first * low
 
 
 def _channels(plan: Plan, first: Tensor, second: Tensor) -> Tensor:

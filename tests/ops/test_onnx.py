@@ -145,7 +145,7 @@ def test_export_contains_standard_operators_only(name: str) -> None:
     model, arguments, sizes, others = CASES[name]
     shapes = (sizes,) if isinstance(model, Call) else sizes
     assert "sinpe_ext" in str(torch.export.export(model, arguments, dynamic_shapes=shapes).graph)
-    with standard_operators():
+    with standard_operators(float64=True):
         program = torch.export.export(model, arguments, dynamic_shapes=shapes)
     assert "sinpe_ext" not in str(program.graph)
     ready = session(torch.onnx.export(program, dynamo=True, verbose=False))
@@ -211,3 +211,51 @@ def test_exact_zeros_of_rational_frequencies() -> None:
         rows = onnx_graph.encode(plan(encoding), where + 6, dtype)
         assert (rows[:, 1] == 0).all() and not rows[:, 1].signbit().any()
         assert (onnx_graph.encode(plan(encoding), where + 1, dtype)[:, 0] != 0).all()
+
+
+SINGLE_POSITIONS = {
+    "near": torch.arange(-300, 20000),
+    "2**24": torch.randint(-(2**24), 2**24, (20000,), generator=_generator),
+    "int32": torch.randint(-(2**24), 2**24, (5000,), generator=_generator, dtype=torch.int32),
+    "2**32": torch.randint(-(2**32) + 1, 2**32, (5000,), generator=_generator),
+    "near a zero": torch.tensor([7199, 81665, 408325, 3803902, 97253, 2**24 - 1, 2**24 + 1]),
+    "float32": torch.rand(20000, generator=_generator) * 1000,
+    "large float32": torch.randn(5000, generator=_generator) * 2.0**22,
+    "small float32": torch.randn(5000, generator=_generator) * 1e-5,
+    "halves": torch.arange(2000) / 2 - 300,
+}
+SINGLE_ENCODINGS = {**ENCODINGS, "512": sinpe.Encoding(512), "unit": sinpe.convention("unit", 64)}
+
+
+@pytest.mark.parametrize("positions", SINGLE_POSITIONS)
+@pytest.mark.parametrize("encoding", SINGLE_ENCODINGS)
+def test_arithmetic_in_float32(encoding: str, positions: str) -> None:
+    chosen, at = SINGLE_ENCODINGS[encoding], SINGLE_POSITIONS[positions]
+    got = onnx_graph.encode(plan(chosen), at, torch.float32, onnx_graph.SINGLE)
+    assert ulps(got, sinpe.encode(at, chosen)) <= FLOAT32_ULP
+
+
+def test_positions_beyond_float32_arithmetic() -> None:
+    for at in (torch.tensor([2**33, -(2**40), 2**63 - 1, -(2**63)]), STRANGE):
+        assert onnx_graph.encode(plan(sinpe.Encoding(64)), at, torch.float32, onnx_graph.SINGLE).isnan().all()
+
+
+@pytest.mark.parametrize("name", ["layer", "embedding", "timesteps", "add, start tensor", "grid", "table", "points"])
+def test_export_without_float64(name: str) -> None:
+    """Integers, bools and float32 only, in torch's program and in ONNX Runtime."""
+    model, arguments, sizes, others = CASES[name]
+    shapes = (sizes,) if isinstance(model, Call) else sizes
+    with standard_operators():
+        program = torch.export.export(model, arguments, dynamic_shapes=shapes)
+    assert "sinpe_ext" not in str(program.graph)
+    held = {node.meta["val"].dtype for node in program.graph.nodes if isinstance(node.meta.get("val"), Tensor)}
+    held |= {t.dtype for t in (*program.constants.values(), *program.state_dict.values()) if isinstance(t, Tensor)}
+    assert held <= {torch.float32, torch.int64, torch.int32, torch.bool}, held
+    ready = session(torch.onnx.export(program, dynamo=True, verbose=False))
+    near = [given for given in others if all(float(t.abs().max()) < 2**24 for t in map(torch.as_tensor, given))]
+    for given in (arguments, *near):
+        want = model(*given).detach()
+        for got in (program.module()(*given).detach(), run(ready, given)):
+            # An ULP of the encoding is more than one of a sum that cancels.
+            torch.testing.assert_close(got, want, rtol=2.0**-22, atol=2.0**-22)
+            assert name not in ("timesteps", "table", "points") or ulps(got, want) <= FLOAT32_ULP
