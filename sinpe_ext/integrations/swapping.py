@@ -17,7 +17,6 @@ from ..encodings.grid import GridEncoding
 from ..encodings.grid_catalogue import GRIDS
 from . import dropin, measure
 from .computed import computed_of
-from .detr import pictures_of
 from .diffusers import diffusion_of
 from .dropin import MODES, REPLACED, ROTARY, SINUSOIDAL, Candidate, DropIn, Left, is_unchanged
 from .plain import plain_of
@@ -93,7 +92,6 @@ def _recognized(module: nn.Module, name: str, above: Sequence[nn.Module]) -> lis
     by its name."""
     ways: tuple[Callable[[nn.Module], list[Candidate] | Left | None], ...] = (
         rows_of,
-        pictures_of,
         diffusion_of,
         computed_of,
     )

@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers_models import (
     MODELS,
     Case,
-    detr,
     frozen_distilbert,
     fsmt,
     ids,
@@ -75,7 +74,7 @@ def test_codebooks_with_a_cache(peer: Any) -> None:
         assert torch.equal(in_two(), before)
 
 
-@pytest.mark.parametrize("build", [marian, m2m_100, whisper, musicgen, detr], ids=lambda build: build.__name__)
+@pytest.mark.parametrize("build", [marian, m2m_100, whisper, musicgen], ids=lambda build: build.__name__)
 def test_save_pretrained(build: Callable[[Any], Case], peer: Any, tmp_path: Any) -> None:
     """A swapped model's checkpoint equals the library's: from_pretrained gives its class, which swaps again."""
     torch.manual_seed(0)
@@ -142,10 +141,6 @@ def test_compiled(peer: Any) -> None:
         m2m_100: [((ids(3, 9),), {"past_key_values_length": 4}), ((), {"inputs_embeds": torch.zeros(2, 5, 32)})],
         whisper: [((torch.arange(60),), {})],
         musicgen: [((torch.zeros(2, 4, 9), 5), {})],
-        detr: [
-            ((torch.Size((2, 32, 6, 5)), "cpu", torch.float32), {}),
-            ((torch.Size((2, 32, 6, 5)), "cpu", torch.float32, torch.ones(2, 6, 5, dtype=torch.bool)), {}),
-        ],
     }
     for build, arguments in calls.items():
         model = build(T).model.eval()
@@ -170,46 +165,14 @@ def test_half_precision_modules(peer: Any) -> None:
                 assert torch.equal(table[2:12], rows[2:12]) and table.dtype == dtype
 
 
-PICTURES = [
-    ("conditional_detr", "ConditionalDetr", {"normalize": True, "scale": 3.0}),
-    ("deformable_detr", "DeformableDetr", {"normalize": True}),
-    ("deformable_detr", "DeformableDetr", {"temperature": 20}),
-    ("mask2former", "Mask2Former", {"normalize": True}),
-    ("sam2", "Sam2", {"normalize": True, "temperature": 500}),
-    ("table_transformer", "TableTransformer", {"normalize": True}),
-    ("table_transformer", "TableTransformer", {}),
-    ("rt_detr", "RTDetr", {}),
-    ("d_fine", "DFine", {"temperature": 77}),
-]
-
-
-@pytest.mark.parametrize(("model", "prefix", "fields"), PICTURES)
-def test_images(model: str, prefix: str, fields: dict, peer: Any) -> None:
-    """The sine embeddings of models derived from DETR, with all arguments of forward."""
-    made = getattr(peer(f"transformers.models.{model}.modeling_{model}"), f"{prefix}SinePositionEmbedding")
-    old, new = made(16, **fields), made(16, **fields)
-    (entry,) = sinpe.integrations.swap(new, strict=True)
-    valid = torch.ones(2, 7, 11, dtype=torch.bool)
-    valid[1, :, 6:], valid[1, 5:] = False, False
-    cpu = torch.device("cpu")
-    if "RT" in prefix or "DF" in prefix:
-        calls: list[tuple] = [(11, 7, cpu, torch.float32), (1, 5, cpu, torch.float64)]
-    elif prefix == "TableTransformer":
-        calls = [(torch.zeros(2, 3, 7, 11), valid.long())]
-    else:
-        shape = torch.Size((2, 32, 7, 11))
-        calls = [(shape, cpu, torch.float32), (shape, cpu, torch.float32, valid)]
-    for args in calls:
-        before, after = old(*args), new(*args)
-        assert before.shape == after.shape and before.dtype == after.dtype
-        if prefix == "DeformableDetr" and len(args) == 4 and fields.get("normalize"):
-            # Half a pixel before the first, over eps: the values of fully padded rows and columns are noise.
-            before, after = before[0], after[0]
-        assert float((after - before).abs().max()) <= 4 * 11 * swapping.ANGLE + swapping.VALUE
-    imitated = sinpe.integrations.swap(made(16, **fields), strict=True, angle="float32")
-    # Those of cells are computed in float64; the last bits differ if float64 is requested.
-    assert imitated.difference <= (2.0**-50 if torch.float64 in calls[-1] else 0.0)
-    assert entry.convention.startswith("hf2d" if len(calls[0]) == 4 else "detr2d")
+@pytest.mark.parametrize(
+    ("model", "prefix"), [("conditional_detr", "ConditionalDetr"), ("sam2", "Sam2"), ("rt_detr", "RTDetr")]
+)
+def test_images_are_left_alone(model: str, prefix: str, peer: Any) -> None:
+    """The library keeps the rows of a shape; computed again in each call they would cost hundreds of times as much."""
+    made = getattr(peer(f"transformers.models.{model}.modeling_{model}"), f"{prefix}SinePositionEmbedding")(16)
+    (entry,) = sinpe.integrations.swap(made)
+    assert not entry.swapped and "looks sinusoidal by its name" in entry.reason
 
 
 def test_modules_that_are_not_replaced(peer: Any) -> None:

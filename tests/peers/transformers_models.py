@@ -139,23 +139,6 @@ def frozen_distilbert(T: Any) -> Case:
     return Case(model, {"input_ids": ids(3, 11)}, 1, 0)
 
 
-def detr(T: Any) -> Case:
-    backbone = T.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], out_features=["stage4"], num_channels=3
-    )
-    config = T.DetrConfig(
-        use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=backbone, num_queries=5,
-        d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2, decoder_attention_heads=2,
-        encoder_ffn_dim=37, decoder_ffn_dim=37, num_labels=4, init_std=0.3,
-    )  # fmt: skip
-    mask = torch.ones(2, 192, 160, dtype=torch.long)
-    mask[1, 100:], mask[1, :, 70:] = 0, 0
-    return Case(
-        T.DetrForObjectDetection(config), {"pixel_values": torch.randn(2, 3, 192, 160), "pixel_mask": mask}, 1, 26
-    )
-
-
 MODELS: list[Callable[[Any], Case]] = [
     marian, pegasus, m2m_100, nllb_moe, xglm, fsmt, whisper, speech_to_text, musicgen, speecht5, frozen_distilbert,
-    detr,
 ]  # fmt: skip
