@@ -93,6 +93,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=others)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """torch 2.11 runs the kernels, but not inside of graphs: a test that meets that error is skipped."""
+    try:
+        return (yield)
+    except Exception as error:
+        if "torch: expected 2.12 or newer inside of torch.compile" not in str(error):
+            raise
+        pytest.skip("graphs need torch 2.12")
+
+
 def _load_emulated() -> None:
     """Must run before the CPU library is loaded: an operator cannot have two implementations."""
     from sinpe_ext.backend import loader
