@@ -11,6 +11,7 @@ Importing the package imports neither torch nor NumPy; each public name is impor
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
@@ -87,13 +88,20 @@ if not TYPE_CHECKING:  # type checkers use the imports above; a module __getattr
     def __getattr__(name: str) -> Any:
         from importlib import import_module
 
-        if name in _DEFINED_IN:
-            value = getattr(import_module(f".{_DEFINED_IN[name]}", __name__), name)
-            globals()[name] = value
-            return value
-        if name in _SUBMODULES:
-            return import_module(f".{name}", __name__)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name not in _DEFINED_IN and name not in _SUBMODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # In a function that torch.compile gave up, it would compile the code that an import runs.
+        frames = getattr(sys.modules.get("torch._C._dynamo"), "eval_frame", None)
+        callback = None if frames is None else frames.set_eval_frame(None)
+        try:
+            module = import_module(f".{_DEFINED_IN.get(name, name)}", __name__)
+        finally:
+            if frames is not None:
+                frames.set_eval_frame(callback)
+        if name not in _DEFINED_IN:
+            return module
+        value = globals()[name] = getattr(module, name)
+        return value
 
 
 def __dir__() -> list[str]:

@@ -12,6 +12,7 @@ from . import torch_state
 from .backend import loader
 from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
+from .encodings.tracing import run_uncompiled
 from .encodings.values import is_dtensor
 from .operations import checks, fast_path, nested
 from .operations import table as tables
@@ -345,3 +346,6 @@ def embed_call(arguments: EmbedArguments) -> Any:
 
             return ShardedEmbed(arguments)
     return EmbedCall(arguments)
+
+
+run_uncompiled("functional", "positions", "modules.layers", "modules.timestep")

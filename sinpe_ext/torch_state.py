@@ -25,6 +25,7 @@ _function_modes = torch._C._len_torch_function_stack
 # Whether make_fx with pre_dispatch traces; in a backward pass its TorchFunctionMode is not active.
 _pre_dispatch = functools.partial(torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch)
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
+PLAIN = torch.Tensor, torch.nn.Parameter
 _PRIVATE_DEVICE = torch._C._get_privateuse1_backend_name()
 _ATTENTION = torch._C._nn.scaled_dot_product_attention  # context_parallel replaces it
 
@@ -179,12 +180,13 @@ def standard_operators(*, float64: bool = False) -> Iterator[None]:
         torch.onnx.export(program, dynamo=True)
 
     Args:
-        float64: compute with float64 instead, for any position: a third of the operations.
+        float64: compute with float64 instead, for any position and frequency: half the operations.
     Accuracy:
         as `reference.onnx.encode`: float32 within 1 ULP for positions below 2**32 in size, NaN beyond; with
         float64=True for every int64. A result in float64, or of float64 positions, is computed in float64.
     Raises:
-        ValueError for dropout, while the program is made.
+        ValueError for dropout, and, without float64=True, for a start of 2**32 or more and for fractional positions
+        with frequencies of 2**9 turns or more, while the program is made.
     """
     token = _standard_operators_asked.set("float64" if float64 else "float32")
     try:
@@ -232,9 +234,9 @@ def has_own_dispatch(value: torch.Tensor) -> bool:
     Such a class may lack the operators of this package. Not for fake tensors, nor DTensors, which have calls of their
     own."""
     kind = type(value)
-    if kind is torch.Tensor or kind is torch.nn.Parameter:
-        return False
-    return _runs_operations(kind) and value.device.type != _PRIVATE_DEVICE  # a device may be written in Python
+    return (
+        kind not in PLAIN and _runs_operations(kind) and value.device.type != _PRIVATE_DEVICE
+    )  # a device may be written in Python
 
 
 @constant_in_graph
@@ -247,7 +249,7 @@ def _runs_operations(kind: Any) -> bool:
 def unreadable(value: torch.Tensor) -> bool:
     """Whether a tensor's values cannot be read: meta and fake tensors, tracing, torch.func, CUDA graph capture."""
     state = read()
-    if value.is_meta or state.traced or state.fx_tracing or has_own_dispatch(value):
+    if value.is_meta or state.traced or state.fx_tracing or (type(value) not in PLAIN and has_own_dispatch(value)):
         return True
     return value.is_cuda and is_capturing(value.device)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -50,3 +51,46 @@ def refuse_in_graph(what: str) -> None:
             f"{what}: expected one that is made outside of a compiled function, got a call inside of it; make it "
             "before, as in __init__ of a module, or pass the name of a convention as encoding="
         )
+
+
+def run_uncompiled(*public: str) -> None:
+    """Marks the functions of this package's imported modules so that torch.compile does not compile them one by one.
+
+    It would try to where it gave up the function that calls this library, as around a graph break that it cannot resume
+    from or under torch.func, and in their middle it would meet constants that it must not see. Functions that are
+    called in a function that is compiled are traced as before.
+
+    Args:
+        public: the modules whose functions a user may compile by themselves.
+    """
+    import torch
+
+    frames = torch._C._dynamo.eval_frame
+    if not hasattr(frames, "set_code_exec_strategy"):
+        return
+    strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    package = __name__.partition(".")[0]
+    for name, module in list(sys.modules.items()):
+        if name.startswith(package + ".") and name.removeprefix(package + ".") not in public:
+            for code in _codes_of(vars(module), name):
+                frames.set_code_exec_strategy(code, strategy)
+
+
+def _codes_of(members: Any, module: str) -> Iterator[CodeType]:
+    """The code of the functions and methods that a module defines, with the functions inside of them."""
+    for member in list(members.values()):
+        if isinstance(member, type) and member.__module__ == module:
+            yield from _codes_of(vars(member), module)
+        while hasattr(member, "__wrapped__") or isinstance(member, (staticmethod, classmethod, property)):
+            if isinstance(member, FunctionType):
+                yield from _nested(member.__code__)
+            member = member.fget if isinstance(member, property) else member.__wrapped__
+        if isinstance(member, FunctionType) and member.__module__ == module:
+            yield from _nested(member.__code__)
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)

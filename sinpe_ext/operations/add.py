@@ -245,7 +245,7 @@ class Sum:
         self.state = torch_state.read()
         if self.state.jit_tracing:
             refuse_jit_trace()
-        self.has_own_dispatch = torch_state.has_own_dispatch(data)
+        self.has_own_dispatch = type(data) not in torch_state.PLAIN and torch_state.has_own_dispatch(data)
         if self.has_own_dispatch:
             self.state = self.state._replace(must_decompose=True)
         self.device, self.dtype = data.device, data.dtype
@@ -396,7 +396,8 @@ class Sum:
             return total.to(self.dtype)
         rng_offsets = self.rng_offsets if rng_offsets is None else rng_offsets
         d = Dropout(total, self.seed, self.drop_threshold, 1.0, rng_offsets)
-        if not self.state.transformed and not torch_state.has_own_dispatch(total):
+        has_own_dispatch = self.has_own_dispatch and torch_state.has_own_dispatch(total)
+        if not self.state.transformed and not has_own_dispatch:
             return DROPOUT(d).to(self.dtype)
         if self.state.compiling:
             ones = torch.ones(total.shape, dtype=total.dtype, device=self.device)
@@ -491,12 +492,12 @@ class Addition(Sum):
 
     def write_to(self, out: Tensor) -> Tensor:
         """Writes the result to `out`, which has been checked."""
-        state, uses_operator = self.state, self.uses_operator()
+        state = self.state
         # A mode may skip an operator that writes to an argument.
-        if state.must_decompose or state.traced or (not uses_operator and self.needs_grad(self.x)):
+        if state.must_decompose or state.traced or (not self.has_kernel and self.needs_grad(self.x)):
             return out.copy_(self.computed())
         self.draw()
-        if not uses_operator:
+        if not self.has_kernel:
             return self._written(out)
         if out.is_neg():  # kernels would write values of the wrong sign
             return out.copy_(self.by_operator())

@@ -410,7 +410,10 @@ def ids(value: Any, weight: Tensor) -> Tensor:
             "ids.to(weight.device)"
         )
     if value.dtype == torch.uint64:
-        value = value.view(torch.int64)  # an id of 2**63 or more is out of range as a negative number
+        wide = value.view(torch.int64)
+        if should_check_values(value) and bool((wide < 0).any()):
+            raise IndexError("ids: expected rows of weight, got uint64 ids above 2**63 - 1; check the tokenizer")
+        value = wide
     if _is_compiling():
         return value.long()
     if value._is_zerotensor():

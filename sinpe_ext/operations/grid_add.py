@@ -276,11 +276,13 @@ class DifferentiableGrid(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, call: GridAdd, into_x: bool) -> Tensor:
         # Nothing is saved, not even the seed: see `Derivative`.
         ctx.dropout = call.seed, call.drop_threshold, call.scale, [] if call.is_whole else call.form.own_rng_offsets
-        if not into_x:
-            return call.in_new_tensor()
-        call.write(x)
-        ctx.mark_dirty(x)
-        return x
+        if not into_x and call.state.traced:  # as in `by_operator`
+            return call.composed()
+        out = x if into_x else torch.empty_like(x)
+        call.write(out)
+        if into_x:
+            ctx.mark_dirty(x)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -342,6 +344,8 @@ class GridAdd(Addition):
         has_some_channels_of_grid = self.columns is not None and not self.is_single_encoding
         is_unsupported = has_some_channels_of_grid or (self.drop_threshold > 0 and not form.is_evenly_spaced)
         is_unsupported |= self.positions is not None and not self.is_single_encoding
+        if torch.is_grad_enabled():  # the derivative of the operators is that of x
+            is_unsupported |= any(isinstance(t, Tensor) and t.requires_grad for t in (self.alpha, self.positions))
         if self.is_single_encoding:
             self._set_single_encoding(known.is_grid)
         self.has_kernel = known.is_exact and not (is_unsupported or self.is_empty or self.has_no_data)
@@ -412,25 +416,14 @@ class GridAdd(Addition):
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).reshape(1, -1, len(self.firsts))
 
     def uses_operator(self, learns: bool = False) -> bool:
-        if not self.has_kernel or self.state.must_decompose:
-            return False
-        # The derivative of the operators is that of x.
-        others = self.alpha, self.positions
-        return not (torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in others))
+        return self.has_kernel and not self.state.must_decompose
 
     def by_operator(self, out: Tensor | None = None) -> Tensor:
         if self.needs_grad(self.x):
             return DifferentiableGrid.apply(self.x, self, out is not None)
-        if out is None:
-            return self.in_new_tensor()
-        self.write(out)
-        return out
-
-    def in_new_tensor(self) -> Tensor:
-        """The result in a new tensor, not differentiable."""
-        if self.state.traced:  # a mode may skip an operator that writes to an argument
+        if out is None and self.state.traced:  # a mode may skip an operator that writes to an argument
             return self.composed()
-        out = torch.empty_like(self.x)
+        out = torch.empty_like(self.x) if out is None else out
         self.write(out)
         return out
 

@@ -67,6 +67,11 @@ def table(
     plan: Plan, length: Any, start: Any, dtype: torch.dtype, device: torch.device, limbs: Limbs = DOUBLE
 ) -> Tensor:
     """Rows at positions plan.start + start, ..., plan.start + start + length - 1; length and start may be symbolic."""
+    if limbs is SINGLE and isinstance(start, int) and not -limbs.largest < plan.start + start < limbs.largest:
+        raise ValueError(
+            f"start: expected less than 2**32 in size in a program without float64, got {plan.start + start}; export "
+            "under standard_operators(float64=True)"
+        )
     return encode(plan, torch.arange(length, device=device) + (plan.start + start), dtype, limbs)
 
 
@@ -76,9 +81,16 @@ def encode(plan: Plan, positions: Tensor, dtype: torch.dtype, limbs: Limbs = DOU
     Accuracy:
         float64 arithmetic: float32 within 1 ULP (0.5 + 2**-20) for every int64 and every float32 position below 2**76
         in size, NaN from 2**77 on; float64 within 4 ULP for int64 positions. float32 arithmetic: float32 within 1 ULP
-        (measured: 0.7) for positions below 2**32 in size, NaN beyond; for frequencies of 2**-120 turns and more, and of
-        fractional positions up to 2**9 turns. 16-bit: the float32 value, rounded.
+        (measured: 0.86) for positions below 2**32 in size, NaN beyond; of results below 2**-120 in size, within 2**-145
+        absolute. 16-bit: the float32 value, rounded.
+    Raises:
+        ValueError for float positions with frequencies of 2**9 turns or more in float32 arithmetic.
     """
+    if limbs is SINGLE and positions.is_floating_point() and any(abs(f) >= 2.0**9 for f in plan.turns_hi):
+        raise ValueError(
+            "encoding: expected frequencies below 2**9 turns for fractional positions in a program without float64, "
+            f"got {max(map(abs, plan.turns_hi)):g}; export under standard_operators(float64=True)"
+        )
     if not plan.n_osc:
         return torch.zeros((*positions.shape, plan.dim), dtype=dtype, device=positions.device)
     quadrant, high, low = _turns(plan, positions.unsqueeze(-1), limbs)

@@ -23,7 +23,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sinpe_ext as sinpe
 from sinpe_ext import device_constants, torch_state
 from sinpe_ext.backend import loader
-from sinpe_ext.encodings import handle
 from sinpe_ext.encodings.plan import plan
 from sinpe_ext.operations import dropout, plans
 from sinpe_ext.reference import apply
@@ -233,10 +232,7 @@ LAUNCHES_NOTHING = "empty empty_like view expand detach reshape alias unsqueeze 
 
 
 def host_work(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
-    """(CUDA runtime queries from Python, kernels besides ours, functions of the package) of a warm call.
-
-    The functions of encodings/handle.py are not counted: they are called with torch 2.11 only.
-    """
+    """(CUDA runtime queries from Python, kernels besides ours, functions of the package) of a warm call."""
     asked: list[str] = []
     for name in QUESTIONS:
         monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: asked.append(name) or 0)
@@ -253,7 +249,7 @@ def host_work(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
         path = frame.f_code.co_filename
-        if event == "call" and path.startswith(package) and path != handle.__file__ and not is_fake(frame):
+        if event == "call" and path.startswith(package) and not is_fake(frame):
             entered.append(frame.f_code.co_name)
 
     sys.setprofile(profile)

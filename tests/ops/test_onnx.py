@@ -240,6 +240,17 @@ def test_positions_beyond_float32_arithmetic() -> None:
         assert onnx_graph.encode(plan(sinpe.Encoding(64)), at, torch.float32, onnx_graph.SINGLE).isnan().all()
 
 
+def test_what_float32_arithmetic_cannot_do_is_refused() -> None:
+    fast = plan(sinpe.Encoding(2, frequencies=(1e7,)))
+    with pytest.raises(ValueError, match=r"encoding: expected frequencies below 2\*\*9 turns .* float64=True"):
+        onnx_graph.encode(fast, torch.rand(3), torch.float32, onnx_graph.SINGLE)
+    whole = torch.arange(-50, 50)
+    got = onnx_graph.encode(fast, whole, torch.float32, onnx_graph.SINGLE)
+    assert ulps(got, sinpe.encode(whole, sinpe.Encoding(2, frequencies=(1e7,)))) <= FLOAT32_ULP
+    with pytest.raises(ValueError, match=r"start: expected less than 2\*\*32 in size in a program without float64"):
+        onnx_graph.table(plan(T2T), 3, 2**33, torch.float32, torch.device("cpu"), onnx_graph.SINGLE)
+
+
 @pytest.mark.parametrize("name", ["layer", "embedding", "timesteps", "add, start tensor", "grid", "table", "points"])
 def test_export_without_float64(name: str) -> None:
     """Integers, bools and float32 only, in torch's program and in ONNX Runtime."""
