@@ -242,7 +242,7 @@ def test_positions_beyond_float32_arithmetic() -> None:
 
 def test_what_float32_arithmetic_cannot_do_is_refused() -> None:
     fast = plan(sinpe.Encoding(2, frequencies=(1e7,)))
-    with pytest.raises(ValueError, match=r"encoding: expected frequencies below 2\*\*9 turns .* float64=True"):
+    with pytest.raises(ValueError, match=r"encoding: expected frequencies below 2\*\*9 turns .*float64=True"):
         onnx_graph.encode(fast, torch.rand(3), torch.float32, onnx_graph.SINGLE)
     whole = torch.arange(-50, 50)
     got = onnx_graph.encode(fast, whole, torch.float32, onnx_graph.SINGLE)
