@@ -31,7 +31,7 @@ NEWEST = "newest"
 
 # Libraries that tests/peers compares with and runs examples in.
 PEERS = """diffusers==0.42.1 transformers==5.23.0 positional-encodings==6.0.3 x-transformers==2.31.10 monai==1.6.1
-accelerate==1.15.0 lightning==2.6.6""".split()
+accelerate==1.15.0 lightning==2.6.6 peft==0.21.2 torchao==0.18.0""".split()
 # Installed without their dependencies: only a file or two of each is used, and torchvision would have to match torch.
 PEERS_FILES = """timm==1.0.31 denoising-diffusion-pytorch==2.2.5 espnet==202511 OpenNMT-py==3.5.1 allennlp==2.10.1
 mmdet==3.3.0 texar-pytorch==0.1.4 sockeye==3.1.34 fairseq2==0.8.1 speechbrain==1.1.2 nemo-toolkit==3.0.0

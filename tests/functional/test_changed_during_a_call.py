@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -99,3 +100,28 @@ def results(call: Callable[[Tensor], Any], *tensors: Tensor) -> list[Tensor]:
         except (ValueError, RuntimeError, IndexError):
             continue
     return made
+
+
+def test_another_thread() -> None:
+    """Replaces the memory of x all the time: a result has one of the two shapes and its values."""
+    small, large = torch.zeros(1, 2, D), torch.zeros(8, 200, D)
+    x, stops = torch.zeros(1, 2, D), threading.Event()
+
+    def flip() -> None:
+        while not stops.is_set():
+            x.set_(large)
+            x.set_(small)
+
+    wants = [sinpe.add(t, ENCODING) for t in (small, large)]
+    thread = threading.Thread(target=flip)
+    thread.start()
+    try:
+        for _ in range(2000):
+            try:
+                got = sinpe.add(x, ENCODING)
+            except (ValueError, RuntimeError):
+                continue
+            assert any(torch.equal(got, want) for want in wants)
+    finally:
+        stops.set()
+        thread.join()
