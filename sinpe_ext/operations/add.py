@@ -458,7 +458,8 @@ class Addition(Sum):
         self.draw()
         if self.uses_operator():
             return self.by_operator()
-        if self.state.must_decompose or self.state.traced or self.needs_grad(self.x):
+        is_seen = self.state.must_decompose or (self.state.traced and not self.has_no_data)
+        if is_seen or self.needs_grad(self.x):
             return self.composed()
         return self._written(torch.empty_like(self.x))  # with the strides of empty_like
 
@@ -494,7 +495,8 @@ class Addition(Sum):
         """Writes the result to `out`, which has been checked."""
         state = self.state
         # A mode may skip an operator that writes to an argument.
-        if state.must_decompose or state.traced or (not self.has_kernel and self.needs_grad(self.x)):
+        is_seen = state.must_decompose or (state.traced and not self.has_no_data)
+        if is_seen or (not self.has_kernel and self.needs_grad(self.x)):
             return out.copy_(self.computed())
         self.draw()
         if not self.has_kernel:
