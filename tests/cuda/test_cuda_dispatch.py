@@ -38,7 +38,8 @@ OWN = sinpe.Encoding(7, cos_frequency="own", layout="cos_sin", odd="pad")
 COPIES = {
     "fake": {"table out"},
     "as if": {
-        "add alpha out", "add_ alpha", "add out", "add_", "table out", "grid_", "grid out", "float32 angle", "grid positions alpha", "grid tokens", "grid encode",
+        "add alpha out", "add_ alpha", "add out", "add_", "table out", "grid_", "grid out",
+        "float32 angle", "grid positions alpha", "grid tokens", "grid encode",
     },
 }  # fmt: skip
 
