@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -104,10 +104,12 @@ def _is_dual_level_traced() -> bool:
     """Whether forward-mode differentiation is active at this place of a graph. The graph is valid for calls at the same
     dual level only, which torch.compile guards only if the graph itself contains a dual level."""
     if torch._guards.TracingContext.try_get() is not None:  # there is none in an export that is not strict
-        from torch._dynamo.guards import install_guard
-        from torch._dynamo.variables.ctx_manager import DualLevelContextManager
+        # torch's internals: without them, only a graph that is used at another dual level would not be compiled again.
+        with suppress(ImportError, AttributeError):
+            from torch._dynamo.guards import install_guard
+            from torch._dynamo.variables.ctx_manager import DualLevelContextManager
 
-        install_guard(DualLevelContextManager._guards_singleton)
+            install_guard(DualLevelContextManager._guards_singleton)
     return forward_ad._current_level >= 0
 
 
@@ -230,13 +232,10 @@ def is_capturing(device: torch.device) -> bool:
 
 
 def has_own_dispatch(value: torch.Tensor) -> bool:
-    """Whether a tensor is of a subclass that runs the operations on it itself: quantized, wrapped, traced by logging.
-    Such a class may lack the operators of this package. Not for fake tensors, nor DTensors, which have calls of their
-    own."""
+    """Whether a tensor is of a subclass that runs the operations on it itself, such as a quantized or a wrapped tensor,
+    and may lack the operators of this package. False for fake tensors, and for a device that is written in Python."""
     kind = type(value)
-    return (
-        kind not in PLAIN and _runs_operations(kind) and value.device.type != _PRIVATE_DEVICE
-    )  # a device may be written in Python
+    return kind not in PLAIN and _runs_operations(kind) and value.device.type != _PRIVATE_DEVICE
 
 
 @constant_in_graph
