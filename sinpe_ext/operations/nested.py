@@ -8,13 +8,12 @@ length if they have been computed already.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .. import torch_state
 from ..encodings import values
 from ..encodings.values import strided_tensor
 from ..torch_state import should_check_values
@@ -45,67 +44,6 @@ def sequence_positions(ends: Tensor, rows: Any, first: Any = 0) -> Tensor:
     return index - (ends - first)[torch.searchsorted(ends, index, right=True) - 1]
 
 
-class _Ragged(NamedTuple):
-    """The lengths of a jagged tensor. torch can combine tensors that have the same offsets tensor.
-
-    Attributes:
-        min_seqlen, max_seqlen: torch's cached values, None if they have not been computed.
-    """
-
-    offsets: Tensor
-    min_seqlen: int | None
-    max_seqlen: int | None
-
-
-def _ragged(jagged: Any) -> _Ragged:
-    """The lengths of a jagged tensor."""
-    return _Ragged(jagged.offsets(), jagged._maybe_min_seqlen, jagged._maybe_max_seqlen)
-
-
-def _wrapped(values: Tensor, ragged: _Ragged) -> Tensor:
-    """A jagged tensor with these values."""
-    known: dict[str, Any] = {"min_seqlen": ragged.min_seqlen, "max_seqlen": ragged.max_seqlen}
-    return torch.nested.nested_tensor_from_jagged(values, ragged.offsets, **known)
-
-
-# torch's own conversions to and from a jagged tensor have no second derivative; each of these is the other's backward.
-
-
-class _Values(torch.autograd.Function):
-    """The values of a jagged tensor, differentiable."""
-
-    @staticmethod
-    def forward(ctx: Any, jagged: Any) -> Tensor:
-        ctx.ragged = _ragged(jagged)
-        ctx.set_materialize_grads(False)
-        values: Tensor = jagged.values()
-        return values.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (grad,) = grads
-        return None if grad is None else _Wrapped.apply(grad, ctx.ragged)
-
-
-class _Wrapped(torch.autograd.Function):
-    """`_wrapped`, differentiable."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, ragged: _Ragged) -> Tensor:
-        ctx.set_materialize_grads(False)
-        return _wrapped(values.detach(), ragged)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (grad,) = grads
-        return None if grad is None else _Values.apply(grad), None
-
-
-def _is_differentiated(t: Tensor) -> bool:
-    """Whether autograd needs the derivative of a conversion of this tensor."""
-    return t.requires_grad and torch.is_grad_enabled() and not torch_state.read().must_decompose
-
-
 class Sequences:
     """The sequences of a jagged tensor as ranges of the rows of its values.
 
@@ -128,27 +66,17 @@ class Sequences:
                 f"{name}: expected jagged sequences that lie one behind the other, got one with lengths, whose "
                 f"values have gaps; pass {name}.contiguous()"
             )
-        self.values: Tensor = _Values.apply(jagged) if _is_differentiated(jagged) else jagged.values()
+        self.values: Tensor = jagged.values()
         strided_tensor(name, self.values)
         ends = jagged.offsets()
         self.ends, self.count = ends.long().contiguous(), ends.shape[0] - 1
-        self.longest = self._longest() if should_check_values(ends) else 1
-
-    def _longest(self) -> int:
-        """The length of the longest sequence; raises ValueError for invalid offsets, which torch does not check."""
-        ends, rows = self.ends, self.values.shape[0]
-        lengths = ends.diff()
-        shortest, longest = lengths.aminmax() if self.count else (0, 0)
-        if int(ends[0]) != 0 or int(shortest) < 0 or int(ends[-1]) > rows:
-            raise ValueError(
-                f"{self.name}: expected offsets that begin with 0, do not decrease and end with at most {rows}, the "
-                f"rows of its values, got {ends.tolist()[:8]}; pass torch.tensor([0, *lengths]).cumsum(0)"
-            )
-        return int(longest)
+        self.longest = int(self.ends.diff().max()) if self.count and should_check_values(ends) else 1
 
     def like(self, values: Tensor) -> Tensor:
-        """A jagged tensor with other values and the same offsets."""
-        wrapped: Tensor = (_Wrapped.apply if _is_differentiated(values) else _wrapped)(values, _ragged(self.jagged))
+        """A jagged tensor with other values and the same offsets tensor, so that torch can combine the two."""
+        jagged = self.jagged
+        known: dict[str, Any] = {"min_seqlen": jagged._maybe_min_seqlen, "max_seqlen": jagged._maybe_max_seqlen}
+        wrapped: Tensor = torch.nested.nested_tensor_from_jagged(values, jagged.offsets(), **known)
         return wrapped
 
     def values_of(self, name: str, value: Any) -> Tensor:
@@ -227,6 +155,7 @@ class JaggedAdd(_JaggedCall, SequenceAdd):
 
     def __init__(self, arguments: AddArguments) -> None:
         self.sequences = of = Sequences("x", arguments.x)
+        self.given = arguments
         if not arguments.is_sequence():
             raise ValueError(
                 "encoding, grid_shape, extra_tokens: expected no grid and no extra tokens for a jagged x, got "
@@ -258,7 +187,7 @@ class JaggedAdd(_JaggedCall, SequenceAdd):
         memory.in_place(x)
         self.check_disjoint(self.x)
         if _is_compiling() or self.needs_grad(self.x):
-            return x.copy_(self.result())
+            return x.copy_(JaggedAdd(self.given._replace(x=x.clone())).result())  # of values that are no view of x
         super().result_in_place()
         return x
 

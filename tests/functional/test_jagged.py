@@ -268,34 +268,6 @@ def test_gradients_of_embed(sparse: bool, backend: str) -> None:
     assert torch.equal(ours[0].to_dense(), theirs[0].to_dense()) and torch.equal(ours[1], theirs[1])
 
 
-def test_second_derivative_of_a_jagged_leaf(backend: str) -> None:
-    """Twice differentiable through `add` where torch's own operations are."""
-    alpha = torch.tensor([0.7], dtype=torch.float64, requires_grad=True)
-    ours: Any = torch.nested.nested_tensor(
-        list(x(torch.float64).split(LENGTHS)), layout=torch.jagged, requires_grad=True
-    )
-    theirs = x(torch.float64).requires_grad_()
-    derivatives = []
-    for leaf, options in ((ours, {}), (theirs, {"positions": PLACE})):
-        summed = (sinpe.add(leaf, alpha=alpha, **DROPPED, **options) ** 3).sum()
-        to_x, to_alpha = torch.autograd.grad(summed, (leaf, alpha), create_graph=True)
-        second = torch.autograd.grad((to_x**2).sum() + to_alpha.sum() ** 2, (leaf, alpha))
-        derivatives.append([t.values() if t.layout == torch.jagged else t for t in (to_x, to_alpha, *second)])
-    for our, their in zip(*derivatives, strict=True):
-        torch.testing.assert_close(our, their, rtol=1e-12, atol=1e-12)
-
-
-def test_second_derivative_of_embed(backend: str) -> None:
-    derivatives = []
-    for ids, options in ((jagged(tokens()), {}), (tokens(), {"positions": PLACE})):
-        leaf = weight(torch.float64).requires_grad_()
-        summed = (sinpe.embed(ids, leaf, **DROPPED, **options) ** 3).sum()
-        (first,) = torch.autograd.grad(summed, leaf, create_graph=True)
-        derivatives.append((first, *torch.autograd.grad((first**2).sum(), leaf)))
-    for our, their in zip(*derivatives, strict=True):
-        torch.testing.assert_close(our, their, rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_activation_checkpointing(use_reentrant: bool, backend: str) -> None:
     layer = SinusoidalPositionalEncoding(D, 0.3)
@@ -653,9 +625,6 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "leaf": (lambda: sinpe.add_(jagged(x().requires_grad_())), RuntimeError, "x: expected .* view of a leaf"),
     "jagged weight": (lambda: sinpe.embed(jagged(tokens()), jagged(weight(), (11,))), TypeError, "weight: .* nested"),
     "ids": (lambda: sinpe.embed(jagged(tokens() + V - 1), weight()), IndexError, "ids: expected 0 to 10"),
-    "falling offsets": (lambda: sinpe.add(of_offsets(0, 5, 3)), ValueError, r"x: expected offsets .* got \[0, 5, 3\]"),
-    "offsets from 1": (lambda: sinpe.add(of_offsets(1, 5, 9)), ValueError, "x: expected offsets that begin with 0"),
-    "offsets beyond": (lambda: sinpe.add(of_offsets(0, 10)), ValueError, "x: expected offsets .* at most 9"),
     "encode, gaps": (
         lambda: sinpe.encode(torch.nested.narrow(torch.ones(2, 6), 1, *GAPS, layout=torch.jagged), D),
         ValueError,
@@ -663,10 +632,6 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
 }
 GAPS = torch.tensor([0, 1]), torch.tensor([2, 3])
-
-
-def of_offsets(*offsets: int) -> Any:
-    return torch.nested.nested_tensor_from_jagged(x(), torch.tensor(offsets))
 
 
 def shared() -> Tensor:
