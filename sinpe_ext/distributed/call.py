@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
-from torch.nn import functional
 
 from ..operations import checks, memory
 from ..operations.add import AddArguments, Addition, SequenceAdd
@@ -120,38 +119,30 @@ def _written(t: Tensor) -> Tensor:
 class ShardedEmbed:
     """`embed` of DTensors, with the methods of EmbedCall.
 
-    ids may be sharded, and weight by its channels; ids is replicated over mesh dimensions that shard weight. If weight
-    is sharded by rows, torch's own embedding looks up and reduces over the ranks, the result is sharded along the
-    sequence, and `add` does the rest.
+    ids may be sharded, and weight by its channels; ids is replicated over mesh dimensions that shard weight.
     """
 
-    local: EmbedCall | Addition | _OutsideMesh
+    local: EmbedCall | _OutsideMesh
 
     def __init__(self, arguments: EmbedArguments) -> None:
         ids, weight = arguments.ids, arguments.weight
         checks.weight(weight)
         mesh = weight.device_mesh if isinstance(weight, DTensor) else ids.device_mesh
-        weight = _with_rows_each(dtensor.plain_shards(dtensor.on_mesh("weight", weight, mesh)))
+        weight = dtensor.plain_shards(dtensor.on_mesh("weight", weight, mesh))
+        if any(isinstance(p, Shard) and p.dim == 0 for p in weight.placements):
+            raise ValueError(
+                "weight: expected all rows on every rank, replicated or sharded by channels (ColwiseParallel), got "
+                f"placements {tuple(weight.placements)}; redistribute it, or look up with torch's embedding and call "
+                "add on the result"
+            )
         ids = dtensor.plain_shards(dtensor.on_mesh("ids", checks.ids(ids, weight), mesh))
         if arguments.sparse:
             raise ValueError("sparse: expected False for DTensors, which have no sparse gradients, got True")
         rank = ids.dim()
         rows_at = checks.axis("seq_dim", arguments.seq_dim, rank, "ids")
         batch_at = next((d for d in range(rank) if d != rows_at), None)
-        ids = ids.redistribute(placements=[Replicate() if isinstance(w, Shard) else p for p, w in _both(ids, weight)])
-        self.by_rows: ShardedAdd | None = None
-        if any(isinstance(p, Shard) and p.dim == 0 for p in weight.placements):
-            idx, mask = checks.padding_idx(arguments.padding_idx, weight.shape[0]), arguments.padding_mask
-            if not arguments.encode_padding:
-                mask = _mask(ids, idx, mask, rows_at)
-            looked = _looked_up(ids, weight, None if idx < 0 else idx, rows_at)
-            same = ("encoding", "positions", "start", "scale", "alpha", "dropout", "seed")
-            more = {name: getattr(arguments, name) for name in same}
-            self.by_rows = ShardedAdd(
-                AddArguments(looked, padding_mask=mask, seq_dim=rows_at, channel_dim=rank, **more)
-            )
-            self.local = self.by_rows.local
-            return
+        both = list(zip(ids.placements, weight.placements, strict=True))
+        ids = ids.redistribute(placements=[Replicate() if isinstance(w, Shard) else p for p, w in both])
         placements: list[Placement] = [
             Shard(rank) if isinstance(w, Shard) else p for p, w in zip(ids.placements, weight.placements, strict=True)
         ]
@@ -173,48 +164,6 @@ class ShardedEmbed:
 
     def result(self) -> Tensor:
         """`embed`, differentiable."""
-        if self.by_rows is not None:
-            return self.by_rows.result()
         if isinstance(self.local, _OutsideMesh):
             return self.layout.result(self.nothing, self.layout.part.shape)
         return self.layout.result(self.local.result(), self.layout.part.shape)
-
-
-def _with_rows_each(weight: DTensor) -> DTensor:
-    """Redistributes weight so that torch's embedding supports it: its rows are sharded over at most one dimension of
-    the mesh, and over none if a rank would have no row."""
-    by_rows = [k for k, p in enumerate(weight.placements) if isinstance(p, Shard) and p.dim == 0]
-    gathered = by_rows if by_rows and dtensor.smallest(weight)[0] == 0 else by_rows[:-1]
-    wanted = [Replicate() if k in gathered else p for k, p in enumerate(weight.placements)]
-    return weight.redistribute(placements=wanted)
-
-
-def _both(ids: DTensor, weight: DTensor) -> list[tuple[Placement, Placement]]:
-    """The placements of ids and weight for each dimension of the mesh."""
-    return list(zip(ids.placements, weight.placements, strict=True))
-
-
-def _looked_up(ids: DTensor, weight: DTensor, padding_idx: int | None, rows_at: int) -> DTensor:
-    """Looks up the rows of a weight that is sharded by rows; the reduced result is sharded along the sequence.
-
-    If ids is sharded along the sequence, it is gathered first, as torch's embedding requires.
-    """
-    placements = list(ids.placements)
-    along = [isinstance(p, Shard) and p.dim == rows_at for p in placements]
-    if any(along):
-        ids = ids.redistribute(placements=[Replicate() if at else p for at, p in zip(along, placements, strict=True)])
-    embedded: Any = functional.embedding(ids, weight, padding_idx)
-    summed: Placement = Replicate() if any(along) else Shard(rows_at)
-    embedded = embedded.redistribute(placements=[summed if p.is_partial() else p for p in embedded.placements])
-    if any(along):
-        ours = zip(along, placements, embedded.placements, strict=True)
-        embedded = embedded.redistribute(placements=[old if at else new for at, old, new in ours])
-    return embedded
-
-
-def _mask(ids: DTensor, idx: int, padding_mask: Any, rows_at: int) -> Any:
-    """The mask of padding tokens, (B, S), combined with the caller's padding_mask."""
-    checks.masks_padding(idx, ids)
-    mask = ids == idx
-    mask = mask.transpose(0, 1) if ids.dim() > 1 and rows_at == 0 else mask
-    return mask if padding_mask is None else mask | dtensor.on_mesh("padding_mask", padding_mask, ids.device_mesh)

@@ -157,16 +157,6 @@ def chunk(length: int, ranks: int, rank: int) -> tuple[int, int]:
     return first, min(piece, length - first)
 
 
-def smallest(t: DTensor) -> list[int]:
-    """The shape of the smallest shard, which is the last one."""
-    sizes = list(t.shape)
-    for k, placement in enumerate(t.placements):
-        if isinstance(placement, Shard):
-            ranks = t.device_mesh.size(k)
-            sizes[placement.dim] = chunk(sizes[placement.dim], ranks, ranks - 1)[1]
-    return sizes
-
-
 def plain_shards(t: DTensor) -> DTensor:
     """Redistributes to Shard and Replicate placements only: reduces Partial ones and undoes strided sharding."""
     wanted = [p if type(p) is Shard else Replicate() for p in t.placements]

@@ -20,7 +20,7 @@ import sinpe_ext as sinpe
 
 @case
 def embed(mesh: DeviceMesh) -> None:
-    """ids sharded by sample or sequence, or weight by channel or row."""
+    """ids sharded by sample or sequence, or weight by channel."""
     for (b, s), (rows, d) in (((4, 6), (8, 8)), ((3, 7), (9, 10)), ((2, 3), (3, 5))):
         ids, weight = torch.randint(0, rows, (b, s)), torch.randn(rows, d)
         calls = {
@@ -34,8 +34,6 @@ def embed(mesh: DeviceMesh) -> None:
             (Shard(1), Replicate(), Shard(1)),
             (Replicate(), Shard(1), Shard(2)),
             (Shard(0), Shard(1), Shard(2)),
-            (Replicate(), Shard(0), Shard(1)),
-            (Shard(0), Shard(0), Shard(1)),
         ]
         for name, arguments in calls.items():
             for of_ids, of_weight, result in places:
@@ -43,8 +41,7 @@ def embed(mesh: DeviceMesh) -> None:
                 one, many = weight.clone().requires_grad_(), distribute(weight, mesh, of_weight)
                 y = sinpe.embed(ids, one, **arguments)
                 ys = sinpe.embed(distribute_tensor(ids, mesh, [of_ids]), many, **arguments)
-                if of_weight != Shard(0) or rows > (mesh.size() - 1) * -(-rows // mesh.size()):  # each rank has rows
-                    assert list(ys.placements) == [result], (what, ys.placements)
+                assert list(ys.placements) == [result], (what, ys.placements)
                 same(ys, y, what)
                 grad = torch.randint(-4, 5, y.shape).float()
                 y.backward(grad)
@@ -70,7 +67,7 @@ def embed_on_two_dimensions(mesh: DeviceMesh) -> None:
     ids, weight = torch.randint(0, 8, (4, 6)), torch.randn(8, 4)
     expected = sinpe.embed(ids, weight, dropout=0.3, seed=5)
     places = [Replicate(), Shard(0), Shard(1)]
-    for of_weight in ([Shard(0), Replicate()], [Replicate(), Shard(0)], [Shard(0), Shard(0)], [Shard(0), Shard(1)]):
+    for of_weight in ([Shard(1), Replicate()], [Replicate(), Shard(1)], [Shard(1), Shard(1)]):
         for a in places:
             for b in places:
                 many = distribute(weight, square, of_weight)
@@ -164,17 +161,19 @@ def embedding_styles(mesh: DeviceMesh) -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     ids = torch.randint(0, 16, (2, 8))
-    for style in (RowwiseParallel, ColwiseParallel):
-        for result in (Replicate(), Shard(1)):
-            one = nn.Sequential(sinpe.SinusoidalEmbedding(16, 8, 0, dropout=0.0, scale=2.0))
-            many = copy.deepcopy(one)
-            layouts = {"input_layouts": Replicate(), "output_layouts": result, "use_local_output": False}
-            parallelize_module(many, mesh, {"0": style(**layouts)})
-            expected, actual = one(ids), many(ids)
-            same(actual, expected.detach(), (style, result))
-            expected.sum().backward()
-            actual.sum().backward()
-            assert torch.equal(many[0].weight.grad.full_tensor(), one[0].weight.grad), (style, result)
+    for result in (Replicate(), Shard(1)):
+        one = nn.Sequential(sinpe.SinusoidalEmbedding(16, 8, 0, dropout=0.0, scale=2.0))
+        many = copy.deepcopy(one)
+        layouts = {"input_layouts": Replicate(), "output_layouts": result, "use_local_output": False}
+        by_rows = copy.deepcopy(one)
+        parallelize_module(many, mesh, {"0": ColwiseParallel(**layouts)})
+        expected, actual = one(ids), many(ids)
+        same(actual, expected.detach(), result)
+        expected.sum().backward()
+        actual.sum().backward()
+        assert torch.equal(many[0].weight.grad.full_tensor(), one[0].weight.grad), result
+        parallelize_module(by_rows, mesh, {"0": RowwiseParallel(**layouts)})
+        raises(ValueError, "weight: expected all rows on every rank", by_rows, ids)
 
 
 @case
