@@ -1,16 +1,16 @@
 """`Operator`: definition of one of torch.ops.sinpe_ext.*, and its call from Python.
 
-The files of operations/ define the operators, each with the record of its operands, reference implementation
-(`reference/`), fake kernel, vmap rule and derivative. The compiled libraries contain implementations only: a second
-definition of an operator would abort the process. No operator is on an autocast list: positions, frequencies and x
-keep their dtypes under autocast.
+The files of operations/ define the operators, each with the record of its operands (`records.py`), reference
+implementation (`reference/`), fake kernel, vmap rule and derivative. The compiled libraries contain implementations
+only: a second definition of an operator would abort the process. No operator is on an autocast list: positions,
+frequencies and x keep their dtypes under autocast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +30,6 @@ _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _is_functional = torch._is_functional_tensor  # type: ignore[attr-defined]
 _is_profiled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
-
-Size: TypeAlias = int  # a size or a position, which may be symbolic in a graph
 
 # The types of operands, as a record is annotated with them, and in the schema.
 _TYPES = {

@@ -15,7 +15,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,18 +24,17 @@ from .. import torch_state
 from ..encodings import resolve, values
 from ..encodings.encoding import Encoding
 from ..encodings.tracing import refuse_jit_trace
-from ..operator import Derivative, Operator, Size, one_by_one
+from ..operator import Derivative, Operator, one_by_one
+from ..records import Add, AddBackward, Dropout, Embed, RowDots, TreeSum
 from ..reference import apply, philox
 from ..reference.tiles import accumulation, arranged, widest
 from ..torch_state import NOT_INTERCEPTED
 from . import checks, dropout, encoded_rows, memory, plans
 from .checks import Target
-from .dropout import DROPOUT, Dropout, scaled
+from .dropout import DROPOUT, scaled
 from .encoded_rows import (
     ROW_DOTS,
     TREE_SUM,
-    RowDots,
-    TreeSum,
     derivative_plan,
     reduced,
     row_dots_gradients,
@@ -43,52 +42,8 @@ from .encoded_rows import (
 )
 from .plans import decoded, pack_plan
 
-if TYPE_CHECKING:
-    from .embed import Embed
-
 _is_compiling = torch.compiler.is_compiling
 _Result = TypeVar("_Result")
-
-
-class Add(NamedTuple):
-    """Operands of `add`. The defaults of the fields after plan are those of a plain sum.
-
-    Tensors are in canonical form: x (batch, *middle, sequence, channels) or (sequence, channels), positions and
-    padding_mask (batch or 1, sequence), start positions (batch or 1, 1). `plan` is a plan packed into int64 words
-    (`encodings/plan.py`), in CUDA memory for CUDA tensors, else on the CPU. `drop_threshold` and `rng_offsets` are
-    those of `Dropout`.
-    """
-
-    x: Tensor
-    plan: Tensor
-    positions: Tensor | None = None
-    padding_mask: Tensor | None = None
-    alpha: Tensor | None = None
-    seed: Tensor | None = None
-    start: Size = 0
-    positions_are_starts: bool = False
-    scale: float = 1.0
-    drop_threshold: int = 0
-    rng_offsets: Sequence[Size] = ()
-
-
-class AddBackward(NamedTuple):
-    """Operands of `add_backward`."""
-
-    grad: Tensor
-    plan: Tensor
-    positions: Tensor | None = None
-    padding_mask: Tensor | None = None
-    seed: Tensor | None = None
-    start: Size = 0
-    positions_are_starts: bool = False
-    scale: float = 1.0
-    drop_threshold: int = 0
-    rng_offsets: Sequence[Size] = ()
-
-    def to_x(self) -> Dropout:
-        """Operands of `dropout`, whose result is the first."""
-        return Dropout(self.grad, self.seed, self.drop_threshold, self.scale, self.rng_offsets)
 
 
 class Part(NamedTuple):

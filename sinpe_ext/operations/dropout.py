@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,26 +11,12 @@ from torch import Tensor
 from .. import torch_state
 from ..backend import loader
 from ..encodings.values import INT64_MAX
-from ..operator import Derivative, Operator, Size, one_by_one
+from ..operator import Derivative, Operator, one_by_one
+from ..records import DrawSeed, Dropout
 from ..reference import apply
 from ..torch_state import is_capturing
 
 _drawing = threading.Lock()
-
-
-class Dropout(NamedTuple):
-    """Operands of `dropout`.
-
-    `drop_threshold` is the dropout probability in units of 1 / 65536. `rng_offsets` is [first, *steps], the index in
-    the whole tensor of the first element and the increment of that index along each dimension (empty: row-major); it
-    determines the mask (`reference/philox.py`).
-    """
-
-    x: Tensor
-    seed: Tensor | None
-    drop_threshold: int
-    scale: float = 1.0
-    rng_offsets: Sequence[Size] = ()
 
 
 def scaled(d: Dropout) -> Tensor:
@@ -122,12 +107,6 @@ def number(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type == "cuda" and loader.compiled("cuda") and not torch_state.read().must_decompose:
         device = torch.device("cpu")
     return torch.full((), value, dtype=dtype, device=device)
-
-
-class DrawSeed(NamedTuple):
-    """Operand of `draw_seed`: a new tensor in each draw, because a graph would merge two draws with equal operands."""
-
-    like: Tensor
 
 
 DRAW_SEED = Operator(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,12 +12,13 @@ from torch.nn import functional
 
 from .. import torch_state
 from ..encodings import values
-from ..operator import Derivative, Operator, Size, one_by_one
+from ..operator import Derivative, Operator, one_by_one
+from ..records import Dropout, Embed, EmbedBackward
 from ..reference import apply
 from ..reference.tiles import accumulation
 from . import checks
 from .add import Form, Part, Sum, alpha_gradient, cached_by_value, position_gradient, rows_read
-from .dropout import Dropout, scaled
+from .dropout import scaled
 from .plans import decoded
 
 
@@ -125,38 +125,6 @@ class EmbedCall(Sum):
         if of_none is not None:
             gathered = gathered.masked_fill(of_none, math.nan)
         return self.form.restored(self.dropped(self.sum(self.form.canonical(gathered))))
-
-
-class Embed(NamedTuple):
-    """Operands of `embed`; see `Add`. ids: (batch, *middle, sequence) or (sequence,)."""
-
-    ids: Tensor
-    weight: Tensor
-    plan: Tensor
-    positions: Tensor | None = None
-    padding_mask: Tensor | None = None
-    alpha: Tensor | None = None
-    seed: Tensor | None = None
-    start: Size = 0
-    positions_are_starts: bool = False
-    scale: float = 1.0
-    padding_idx: int = -1
-    sparse: bool = False
-    drop_threshold: int = 0
-    rng_offsets: Sequence[Size] = ()
-
-
-class EmbedBackward(NamedTuple):
-    """Operands of `embed_backward`."""
-
-    grad: Tensor
-    ids: Tensor
-    seed: Tensor | None
-    num_embeddings: Size
-    padding_idx: int = -1
-    scale: float = 1.0
-    drop_threshold: int = 0
-    rng_offsets: Sequence[Size] = ()
 
 
 def _gradients(e: Embed, needed: Embed, grad: Tensor) -> dict[str, Tensor | None]:

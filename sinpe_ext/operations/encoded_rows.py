@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,16 +13,15 @@ from .. import reference, torch_state
 from ..encodings import resolve
 from ..encodings.plan import plan as _plan_of
 from ..encodings.values import position_range
-from ..operator import Derivative, Operator, Size, one_by_one
+from ..operator import Derivative, Operator, one_by_one
+from ..records import Dropout, Encode, PlanAngularFrequencies, PlanPartner, RowDots, Size, Table, TableOut, TreeSum
 from ..reference import apply, float32_angle, onnx, tree_sum
 from ..reference.tiles import accumulation, arranged, widest
-from .dropout import Dropout, scaled
+from .dropout import scaled
 from .plans import (
     PLAN_ANGULAR_FREQUENCIES,
     PLAN_PARTNER,
     EncodingArguments,
-    PlanAngularFrequencies,
-    PlanPartner,
     _order,
     decoded,
     derivative_constants,
@@ -158,53 +157,6 @@ def reduced(each: Tensor, positions: Tensor) -> Tensor:
     sequence)."""
     each = each.sum(tuple(range(1, each.dim() - 1))) if each.dim() > 2 else each
     return (each if each.dim() > 1 else each.unsqueeze(0)).sum_to_size(positions.shape).to(positions.dtype)
-
-
-class Table(NamedTuple):
-    """Operands of `table`."""
-
-    plan: Tensor
-    start: Size
-    length: Size
-    dim: int
-    dtype: torch.dtype
-
-
-class TableOut(NamedTuple):
-    """Operands of `table_out`, except out."""
-
-    plan: Tensor
-    start: Size
-
-
-class Encode(NamedTuple):
-    """Operands of `encode`."""
-
-    positions: Tensor
-    plan: Tensor
-    dim: int
-    dtype: torch.dtype
-
-
-class RowDots(NamedTuple):
-    """Operands of `row_dots`; see `Add`."""
-
-    grad: Tensor
-    plan: Tensor
-    positions: Tensor | None = None
-    padding_mask: Tensor | None = None
-    angular_frequencies: Tensor | None = None
-    seed: Tensor | None = None
-    start: Size = 0
-    positions_are_starts: bool = False
-    drop_threshold: int = 0
-    rng_offsets: Sequence[Size] = ()
-
-
-class TreeSum(NamedTuple):
-    """Operand of `tree_sum`: float64, on devices without it float32; contiguous."""
-
-    terms: Tensor
 
 
 def _table(t: Table) -> Tensor:

@@ -19,11 +19,12 @@ from ..encodings import resolve
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..operator import Unsaved, apply_of
+from ..records import Add, Dropout, Embed
 from ..reference.tiles import accumulation, widest
 from . import dropout, grid_rows
-from .add import ADD, Add, AddArguments, alpha_gradient
-from .dropout import Dropout, scaled
-from .embed import EMBED, Embed, EmbedArguments
+from .add import ADD, AddArguments, alpha_gradient
+from .dropout import scaled
+from .embed import EMBED, EmbedArguments
 from .grid_add import GridAdd
 from .plans import CPU, pack_plan
 

@@ -19,12 +19,13 @@ from torch import Tensor
 
 from ..encodings import resolve, values
 from ..encodings.grid import GridEncoding
-from ..operator import Operator, Size
+from ..operator import Operator
+from ..records import AddGrid, Dropout
 from ..reference import grid_add, philox
 from ..reference.tiles import accumulation, arranged
 from . import checks, grid_rows
 from .add import ADD, AddArguments, Addition, Part, cached_by_value
-from .dropout import DROPOUT, Dropout, scaled
+from .dropout import DROPOUT, scaled
 from .encoded_rows import row_positions
 
 _is_compiling = torch.compiler.is_compiling
@@ -502,20 +503,6 @@ class GridAdd(Addition):
             lengths = self.form.lengths
             rows = grid_rows.table(value, dim, lengths, self.starts, acc, device).reshape(-1, dim)
         return rows if self.columns is None else rows.narrow(-1, *self.columns)
-
-
-class AddGrid(NamedTuple):
-    """Operands of `add_grid_out`, except out: `grid` is a grid packed into int64 words, `values` the rows of its axes
-    (`grid_rows.py`), on the device of x; the others are those of `Add`."""
-
-    x: Tensor
-    values: Tensor
-    grid: Tensor
-    padding_mask: Tensor | None = None
-    seed: Tensor | None = None
-    scale: float = 1.0
-    drop_threshold: int = 0
-    rng_offsets: Sequence[Size] = ()
 
 
 ADD_GRID_OUT = Operator("add_grid_out", AddGrid, "()", reference=grid_add.add)

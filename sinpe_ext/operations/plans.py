@@ -11,7 +11,7 @@ import math
 import operator
 from array import array
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ from ..encodings.plan import (
 from ..encodings.plan import plan as _plan_of
 from ..encodings.tracing import constant_in_graph
 from ..operator import Operator
+from ..records import PlanAngularFrequencies, PlanPartner
 from ..reference import float32_angle
 from ..torch_state import outside_modes
 
@@ -151,19 +152,6 @@ def _unpacked(packed: tuple[int, ...]) -> Plan:
         turns_lo=floats(turns_lo),
         packed=array("q", packed),
     )
-
-
-class PlanPartner(NamedTuple):
-    """Operand of `plan_partner`."""
-
-    plan: Tensor
-
-
-class PlanAngularFrequencies(NamedTuple):
-    """Operands of `plan_angular_frequencies`."""
-
-    plan: Tensor
-    dim: int
 
 
 PLAN_PARTNER = Operator(

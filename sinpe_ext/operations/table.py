@@ -11,8 +11,9 @@ from torch import Tensor
 from .. import torch_state
 from ..encodings import resolve, values
 from ..encodings.tracing import refuse_jit_trace
+from ..records import TableOut
 from . import checks, encoded_rows, grid_rows, memory, plans
-from .encoded_rows import TABLE_OUT, TableOut
+from .encoded_rows import TABLE_OUT
 from .plans import pack_plan
 
 _is_compiling = torch.compiler.is_compiling

@@ -8,21 +8,16 @@ multiplying: a dropped element is +0 whatever its value. `seed`, `drop_threshold
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..encodings.plan import Plan
 from ..encodings.values import position_range
+from ..records import Add, Dropout, Embed, EmbedBackward, RowDots
 from . import philox, tree_sum
 from .tiles import Rows, accumulation, arranged, block, widest
-
-if TYPE_CHECKING:
-    from ..operations.add import Add
-    from ..operations.dropout import Dropout
-    from ..operations.embed import Embed, EmbedBackward
-    from ..operations.encoded_rows import RowDots
 
 
 @torch.no_grad()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ..records import AddGrid
 from . import philox
 from .apply import _combine, _drop_
-
-if TYPE_CHECKING:
-    from ..operations.grid_add import AddGrid
 
 MAGIC = 0x53494E504547  # "SINPEG"
 HEADER_WORDS, PIECE_WORDS = 8, 5

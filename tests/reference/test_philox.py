@@ -17,7 +17,8 @@ import torch
 from philox import kept, philox  # reference implementation in Python integers
 from torch import Tensor
 
-from sinpe_ext.operations.dropout import DROPOUT, Dropout
+from sinpe_ext.operations.dropout import DROPOUT
+from sinpe_ext.records import Dropout
 from sinpe_ext.reference import philox as ours
 
 FALSE_ALARM = 1e-9  # each check fails for truly random masks with at most this probability

@@ -11,7 +11,7 @@ from torch import Tensor
 from sinpe_ext import reference
 from sinpe_ext.encodings.encoding import Encoding
 from sinpe_ext.encodings.plan import plan
-from sinpe_ext.operations.add import Add
+from sinpe_ext.records import Add
 from sinpe_ext.reference import apply
 
 B, S, D = 3, 7, 10

@@ -18,10 +18,7 @@ from torch import Tensor
 from sinpe_ext import reference
 from sinpe_ext.encodings.encoding import Encoding
 from sinpe_ext.encodings.plan import plan
-from sinpe_ext.operations.add import Add
-from sinpe_ext.operations.dropout import Dropout
-from sinpe_ext.operations.embed import Embed, EmbedBackward
-from sinpe_ext.operations.encoded_rows import RowDots
+from sinpe_ext.records import Add, Dropout, Embed, EmbedBackward, RowDots
 from sinpe_ext.reference import apply, tiles
 
 B, S, D, V = 3, 5, 11, 7
