@@ -15,10 +15,8 @@ from sphinx.application import Sphinx
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-import conventions_page  # noqa: E402
 import front_picture  # noqa: E402
 import phase_picture  # noqa: E402
-import rooms_picture  # noqa: E402
 
 import sinpe_ext  # noqa: E402
 from benchmarks import picture  # noqa: E402
@@ -31,9 +29,9 @@ exclude_patterns = [".*", "build", "demo_output", "dist"]
 include_patterns = ["*.md", "docs/*", "examples/README.md", "benchmarks/README.md", "csrc/README.md"]
 MENU = {
     "Use": "docs/guide docs/conventions docs/migrating docs/integrations docs/training docs/graphs "
-    "docs/distributed docs/api docs/settings docs/limits examples/README",
-    "Results": "docs/accuracy docs/performance benchmarks/README docs/compatibility docs/peers docs/reliability",
-    "Inside": "docs/internals docs/decisions docs/cuda csrc/README docs/packaging CONTRIBUTING CHANGELOG docs/README",
+    "docs/distributed docs/cuda docs/api docs/limits examples/README",
+    "Results": "docs/accuracy docs/performance benchmarks/README docs/reliability",
+    "Inside": "docs/internals csrc/README CONTRIBUTING CHANGELOG docs/README",
 }
 
 html_theme = "furo"
@@ -87,8 +85,8 @@ def draw(app: Sphinx, exception: Exception | None) -> None:
         return
     out = Path(app.outdir)
     with tempfile.TemporaryDirectory() as scratch:
-        drawn = {path.name: path for path in conventions_page.pictures(Path(scratch))}
-        for tool in (front_picture, phase_picture, rooms_picture):
+        drawn = {}
+        for tool in (front_picture, phase_picture):
             drawn[tool.PICTURE.name] = Path(scratch) / tool.PICTURE.name
             tool.draw(drawn[tool.PICTURE.name])
         for kept, name in app.builder.images.items():

@@ -209,7 +209,7 @@ def test_no_value_is_read_or_copied(name: str, as_if: None) -> None:
     assert any("sinpe_ext" in call for call in names) or name in ("float32 angle", "add with all options")
 
 
-# Host work of a call; docs/cuda.md has the table.
+# Host work of a call in Python.
 HOSTED: dict[str, Callable[[], Callable[[], Any]]] = {
     "add": lambda: partial(sinpe.add, random(B, S, D), ENCODING),
     "add, dropout, int seed, float alpha": lambda: partial(
