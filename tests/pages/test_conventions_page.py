@@ -133,6 +133,18 @@ def test_fewer_timescales_than_channels(text: str) -> None:
     assert torch.allclose(sinpe.add(torch.ones(2, 7, 9), grid), 1 + want.expand(2, 7, 9), rtol=0, atol=ROUNDED)
 
 
+@pytest.mark.parametrize("dim", [12, 16, 20, 26])
+def test_uniform_power(text: str, dim: int) -> None:
+    line = 'sinpe.GridEncoding((sinpe.Encoding(2 * math.ceil(d / 6), layout="sin_cos"),) * 3, dim=d)'
+    grid = value_of(text, line, d=dim)
+    half = math.ceil(dim / 6)
+    angle = torch.arange(4)[:, None] * 10000.0 ** (-torch.arange(half) / half)
+    axis = torch.cat([angle.sin(), angle.cos()], -1)
+    place = (3, 1, 2)
+    want = torch.cat([axis[p] for p in place])[:dim]
+    assert torch.allclose(sinpe.table((4, 4, 4), grid)[place], want, rtol=0, atol=ROUNDED)
+
+
 def test_learned_frequencies(text: str) -> None:
     x = torch.tensor([0.5, -1.5, 2.0], requires_grad=True)
     frequency = torch.nn.Parameter(torch.tensor([1.0, 0.3]))
