@@ -1,7 +1,7 @@
 """Sessions that need their own environment: other torch versions, other libraries, wheels, sanitizers (`nox -l`).
 
 TORCH_INDEX_URL is the package index for torch, for example that of the builds without CUDA, which are a tenth of the
-size. TORCH_VERSIONS are those of the session matrix, SINPE_EXT_BUILD the libraries that it builds (docs/settings.md).
+size. TORCH_VERSIONS are those of the session matrix, SINPE_EXT_BUILD the libraries that it builds (docs/limits.md).
 """
 
 from __future__ import annotations
@@ -29,13 +29,11 @@ OLDEST = "2.11.0"  # the oldest with kernels
 EAGER = "2.6.0"  # the oldest that eager PyTorch is tested with
 NEWEST = "newest"
 
-# Libraries that tests/peers compares with and runs examples in.
+# Libraries that tests/peers compares with.
 PEERS = """diffusers==0.42.1 transformers==5.23.0 positional-encodings==6.0.3 x-transformers==2.31.10 monai==1.6.1
-accelerate==1.15.0 lightning==2.6.6 peft==0.21.2 torchao==0.18.0""".split()
+accelerate==1.15.0 peft==0.21.2 torchao==0.18.0""".split()
 # Installed without their dependencies: only a file or two of each is used, and torchvision would have to match torch.
-PEERS_FILES = """timm==1.0.31 denoising-diffusion-pytorch==2.2.5 espnet==202511 OpenNMT-py==3.5.1 allennlp==2.10.1
-mmdet==3.3.0 texar-pytorch==0.1.4 sockeye==3.1.34 fairseq2==0.8.1 speechbrain==1.1.2 nemo-toolkit==3.0.0
-nerfstudio==1.1.5 torch-geometric==2.8.1""".split()
+PEERS_FILES = "timm==1.0.31 denoising-diffusion-pytorch==2.2.5 espnet==202511 nerfstudio==1.1.5".split()
 
 CHECKERS = "auditwheel build check-manifest check-wheel-contents twine wheel".split()  # of packages
 
@@ -206,7 +204,7 @@ WAYS: dict[str, tuple[list[str], dict[str, str], str]] = {
 
 @nox.session
 def installs(session: nox.Session) -> None:
-    """Installs the project in each of the ways of docs/packaging.md; -- NAME...: only these."""
+    """Installs the project in each of these ways; -- NAME...: only these."""
     if unknown := set(session.posargs) - set(WAYS):
         session.error(f"expected some of {', '.join(WAYS)}; got {', '.join(unknown)}")
     install_torch(session, PINNED, *BUILD, "build")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 from docutils import nodes
@@ -13,15 +11,10 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+sys.path.insert(0, str(ROOT))
 
-import conventions_page  # noqa: E402
-import front_picture  # noqa: E402
-import phase_picture  # noqa: E402
-import rooms_picture  # noqa: E402
 
 import sinpe_ext  # noqa: E402
-from benchmarks import picture  # noqa: E402
 
 project, author, release = "sinpe_ext", "the authors of sinpe_ext", sinpe_ext.__version__
 project_copyright = author
@@ -31,9 +24,9 @@ exclude_patterns = [".*", "build", "demo_output", "dist"]
 include_patterns = ["*.md", "docs/*", "examples/README.md", "benchmarks/README.md", "csrc/README.md"]
 MENU = {
     "Use": "docs/guide docs/conventions docs/migrating docs/integrations docs/training docs/graphs "
-    "docs/distributed docs/api docs/settings docs/limits examples/README",
-    "Results": "docs/accuracy docs/performance benchmarks/README docs/compatibility docs/peers docs/reliability",
-    "Inside": "docs/internals docs/decisions docs/cuda csrc/README docs/packaging CONTRIBUTING CHANGELOG docs/README",
+    "docs/distributed docs/cuda docs/api docs/limits examples/README",
+    "Results": "docs/accuracy docs/performance benchmarks/README docs/reliability",
+    "Inside": "docs/internals csrc/README CONTRIBUTING CHANGELOG docs/README",
 }
 
 html_theme = "furo"
@@ -81,26 +74,13 @@ def link_folders(app: Sphinx, doctree: nodes.document) -> None:
             node.replace_self(node.children)
 
 
-def draw(app: Sphinx, exception: Exception | None) -> None:
-    """Draws the figures anew for the site; the copies in the repository are for code hosts."""
-    if exception or app.builder.name != "html":
-        return
-    out = Path(app.outdir)
-    with tempfile.TemporaryDirectory() as scratch:
-        drawn = {path.name: path for path in conventions_page.pictures(Path(scratch))}
-        for tool in (front_picture, phase_picture, rooms_picture):
-            drawn[tool.PICTURE.name] = Path(scratch) / tool.PICTURE.name
-            tool.draw(drawn[tool.PICTURE.name])
-        for kept, name in app.builder.images.items():
-            measured = (ROOT / kept).with_suffix(".json")
-            if measured.is_file():
-                picture.draw(json.loads(measured.read_text(encoding="utf-8")), out / "_images" / name)
-            else:
-                shutil.copyfile(drawn[Path(kept).name], out / "_images" / name)
-    shutil.copyfile(out / "README.html", out / "index.html")
+def add_index(app: Sphinx, exception: Exception | None) -> None:
+    """Copies the first page to index.html."""
+    if not exception and app.builder.name == "html":
+        shutil.copyfile(Path(app.outdir) / "README.html", Path(app.outdir) / "index.html")
 
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", add_menu)
     app.connect("doctree-read", link_folders)
-    app.connect("build-finished", draw)
+    app.connect("build-finished", add_index)

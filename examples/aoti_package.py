@@ -1,6 +1,6 @@
 """A model with this library's operators, compiled by AOTInductor and run by a C++ program without Python.
 
-    python examples/aoti_package.py     needs CMake and a C++ compiler; --folder DIR keeps what was built
+    python examples/aoti_package.py     needs CMake and a C++ compiler
 
 The schemas of this library's operators are defined in Python, not in the library of kernels. So the schemas of the
 operators that the model uses are saved as text next to the package, and the program (cpp/aoti/aoti_main.cpp) defines
@@ -10,7 +10,6 @@ needs neither schemas nor kernels.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import subprocess
@@ -75,7 +74,7 @@ def check(folder: Path) -> None:
     first = [torch.randint(1000, (2, 16)), torch.tensor([0, 7])]
     far = [torch.randint(1000, (5, 300)), torch.tensor([0, 1, 2, 3, 2**40])]  # another length, and a large start
     program = build(folder / "build")
-    for name, made_under in (("kernels", contextlib.nullcontext()), ("standard", standard_operators())):
+    for name, made_under in (("kernels", contextlib.nullcontext()), ("standard", standard_operators(float64=True))):
         with made_under:
             write(model, [first, far], folder / name)
         print(f"{name}:", flush=True)
@@ -90,13 +89,7 @@ def check(folder: Path) -> None:
 
 @torch.no_grad()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, help="folder for all files (default: a temporary one)")
-    options = parser.parse_args()
     print(f"torch {torch.__version__}")
-    if options.folder is not None:
-        options.folder.mkdir(parents=True, exist_ok=True)
-        return check(options.folder.resolve())
     with tempfile.TemporaryDirectory() as folder:
         check(Path(folder))
 

@@ -29,7 +29,7 @@ MARGIN = 2.0  # times the spread of one training's loss over the seeds: a larger
 
 
 class TorchFront(nn.Module):
-    """Token embedding, position and dropout as they are usually written: four passes and a stored mask."""
+    """Token embedding, position and dropout in torch's operations: four passes and a stored mask."""
 
     pe: Tensor
 

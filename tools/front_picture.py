@@ -1,6 +1,6 @@
 """Draws docs/images/front.png, the figure of README: python tools/front_picture.py [-o FILE]
 
-Left: a table of the paper's encoding. Right: the largest error of a row against its position, of the usual float32
+Left: a table of the paper's encoding. Right: the largest error of a row against its position, of the naive float32
 formula and of this library. The background is transparent, and the colours are legible on light and dark pages. Needs
 matplotlib.
 """

@@ -25,7 +25,7 @@ DIM, PAIR, FAR = 512, 50, 3_803_902  # the position below 2^22 whose cosine of t
 FARTHER = 10**9
 TURN = 2**128
 ROWS = 4096
-OURS, USUAL, ANCHOR, DROPPED = "tab:blue", "tab:red", "tab:orange", "0.75"
+OURS, NAIVE, ANCHOR, DROPPED = "tab:blue", "tab:red", "tab:orange", "0.75"
 
 
 class Rotation(NamedTuple):
@@ -100,9 +100,9 @@ def draw_circle(ax: Any) -> None:
         ax.plot(x, y, "o", color=OURS)
         ax.annotate(str(position), (1.13 * x, 1.13 * y), ha="center", va="center", fontsize=8)
     for position, mark in ((FAR, "*"), (FARTHER, "P")):
-        exact, usual = 2 * math.pi * phase(position) / TURN, float(float32_angle(position))
+        exact, naive = 2 * math.pi * phase(position) / TURN, float(float32_angle(position))
         ax.plot(math.cos(exact), math.sin(exact), mark, color=OURS, markersize=11, label=f"{position:,}")
-        ax.plot(math.cos(usual), math.sin(usual), mark, color=USUAL, markersize=8, label="with a float32 angle")
+        ax.plot(math.cos(naive), math.sin(naive), mark, color=NAIVE, markersize=8, label="naive float32 angle")
     ax.axhline(0, color="0.9", zorder=0)
     ax.axvline(0, color="0.9", zorder=0)
     ax.set(aspect="equal", xlim=(-1.6, 1.6), ylim=(-1.6, 1.25), xlabel=f"cos: channel {2 * PAIR + 1}")
@@ -138,7 +138,7 @@ def draw_product(ax: Any) -> None:
 def draw_rotation(ax: Any, facts: Rotation) -> None:
     errors = rotation_errors(facts.rows * 3)
     restarted = np.tile(errors[: facts.rows], 3)
-    ax.semilogy(np.maximum(errors, 1e-17), color=USUAL, linewidth=1, label="rotated without anchors")
+    ax.semilogy(np.maximum(errors, 1e-17), color=NAIVE, linewidth=1, label="rotated without anchors")
     ax.semilogy(np.maximum(restarted, 1e-17), color=OURS, linewidth=1.5, label=f"an anchor every {facts.rows} rows")
     ax.axhline(facts.bound, color="black", linestyle="--", linewidth=1, label="bound in the kernels")
     ax.set(xlabel="row", ylabel="largest error of a value", ylim=(1e-16, 1e-12))

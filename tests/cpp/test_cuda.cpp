@@ -307,7 +307,7 @@ void test_type() {
   test_rows<T>();
 }
 
-// Queries to the CUDA runtime besides the launch: docs/cuda.md has the numbers. Calls of the binding start with
+// Queries to the CUDA runtime besides the launch. Calls of the binding start with
 // use_device; others query the device each time.
 void test_runtime_queries() {
   const TestPlan plan = make_plan(64, 0, false);

@@ -1,4 +1,4 @@
-"""docs/conventions.md: examples run as printed, generated parts and pictures are current."""
+"""docs/conventions.md: examples run as printed, the index and its pictures are current."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_examples_run_as_printed(text: str, printing: None, kernels: str) -> Non
     with sinpe.use_backend("eager") if kernels == "eager" else nullcontext():
         failed, tried = doctest.DocTestRunner(optionflags=doctest.REPORT_NDIFF).run(test, out=said.append)
     assert not failed, "".join(said)
-    assert tried == text.count("\n>>> ") > 100
+    assert tried == text.count("\n>>> ") > 70
 
 
 def test_wrong_number_is_detected(text: str, printing: None) -> None:
@@ -59,14 +59,10 @@ def test_wrong_number_is_detected(text: str, printing: None) -> None:
     assert doctest.DocTestRunner().run(test, out=lambda _: None).failed == 1
 
 
-def test_generated_parts_are_current(text: str) -> None:
+def test_index_is_current(text: str) -> None:
     assert tool.page(text) == text, "run python tools/conventions_page.py"
-    assert tool.page_parts.parts(text).keys() == {"index", "sequences", "timesteps", "points", "grids"}
-
-
-def test_every_name_has_an_entry(text: str) -> None:
     for name in sinpe.conventions():
-        assert text.count(f"\n### {name}\n") == 1 and f"(#{name})" in text and f"conventions/{name}.png" in text
+        assert text.count(f"\n| [{name}](images/conventions/{name}.png) |") == 1, name
 
 
 @pytest.mark.thorough("pictures change only if their tool is run")

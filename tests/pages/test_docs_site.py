@@ -1,29 +1,24 @@
-"""`make docs`: the site builds without warnings, offline, contains all public names, and works in a browser."""
+"""`make docs`: the site builds without warnings, and contains all public names."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import zlib
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 from children import execute
 
 import sinpe_ext as sinpe
 
-for package in ("furo", "matplotlib", "myst_parser", "sphinx"):
+for package in ("furo", "myst_parser", "sphinx"):
     pytest.importorskip(package, reason=f"{package} is not installed: `make docs` installs it")
 pytestmark = pytest.mark.builds
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-BROWSERS = "chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
-NO_EXCERPT = "Failed to fetch"  # result excerpts need a server, with file: URLs they are missing
 SUBMODULES = ("distributed", "integrations", "plot", "positions", "reference")
 
 
@@ -51,21 +46,6 @@ def test_broken_links_are_reported(tmp_path: Path) -> None:
     assert "sphinx -q -W" in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
-@pytest.fixture
-def page() -> Iterator[Any]:
-    """A page of a headless browser, of the system or of playwright."""
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: `make docs` installs it")
-    browser_path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    with api.sync_playwright() as playwright:
-        if browser_path is None and not Path(playwright.chromium.executable_path).exists():
-            pytest.skip(f"no browser: none of {', '.join(BROWSERS)}; `playwright install chromium` downloads one")
-        browser = playwright.chromium.launch(executable_path=browser_path)
-        try:
-            yield browser.new_page()
-        finally:
-            browser.close()
-
-
 def test_every_public_name_is_indexed(site: Path) -> None:
     inventory = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
     entries = {line.split(" ", 1)[0] for line in zlib.decompress(inventory).decode().splitlines()}
@@ -76,44 +56,4 @@ def test_every_public_name_is_indexed(site: Path) -> None:
 
     index = (site / "searchindex.js").read_text(encoding="utf-8")
     search = json.loads(index[index.index("(") + 1 : index.rindex(")")])
-    pages = {search["docnames"][number] for number in search["titleterms"]["fairseq"]}
-    assert {"docs/conventions", "docs/migrating"} <= pages
-
-
-def test_pictures_are_drawn_by_the_build(site: Path) -> None:
-    kept = {
-        path.name: path for folder in ("docs/images", "benchmarks/results") for path in (ROOT / folder).rglob("*.png")
-    }
-    shown = list((site / "_images").iterdir())
-    assert {path.name for path in shown} <= kept.keys() and len(shown) > 30
-    for path in shown:  # Sphinx gives a copy the time of the original
-        assert int(path.stat().st_mtime) != int(kept[path.name].stat().st_mtime), f"{path.name} was not drawn"
-    for name in ("t2t.png", "mae2d.png"):  # unchanged
-        assert (site / "_images" / name).read_bytes() == (ROOT / "docs/images/conventions" / name).read_bytes()
-
-
-def test_search_finds_a_convention(site: Path, page: Any) -> None:
-    asked: list[str] = []
-    faults: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("pageerror", lambda error: faults.append(str(error)))
-
-    page.goto((site / "index.html").as_uri())
-    menu = page.locator(".sidebar-tree a.reference")
-    titles = menu.all_inner_texts()
-    assert {"Conventions", "API reference", "Changelog"} <= set(titles)
-    for title in titles:
-        menu.get_by_text(title, exact=True).click()
-        page.locator(".sidebar-tree li.current-page", has_text=title).wait_for()
-        assert page.locator("h1").count() == 1, title
-
-    page.locator(".sidebar-search").fill("musicgen")
-    page.keyboard.press("Enter")
-    page.locator("#search-results a[href$='docs/conventions.html#musicgen']").first.click()
-    assert page.url.endswith("docs/conventions.html#musicgen")
-    section = page.locator("section#musicgen")
-    assert 'sinpe.convention("musicgen", d)' in section.inner_text()
-    assert section.locator("img").evaluate("picture => picture.complete && picture.naturalWidth > 0")
-
-    assert [url for url in asked if not url.startswith("file:")] == []
-    assert set(faults) <= {NO_EXCERPT}
+    assert search["docnames"][search["titleterms"]["fairseq"]] == "docs/migrating"
