@@ -28,6 +28,7 @@ class Tensors:
     def __init__(self, place: Place, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
         batch, length, dim = shape
         device = place.device
+        self.length, self.stop = length, START + length
         self.x, self.grad = place.randn(shape, dtype), place.randn(shape, dtype)
         self.y, self.x_first = torch.empty_like(self.x), self.x.transpose(0, 1).contiguous()
         self.x_class = torch.cat([self.x[:, :1], self.x], 1)  # with a class token
@@ -37,7 +38,7 @@ class Tensors:
         self.pe = sinpe.table(128, dim, dtype=dtype, device=device)
         self.pe_class = functional.pad(self.pe[:length], (0, 0, 1, 0))
         self.starts, self.alpha = torch.arange(batch, device=device), torch.full((1,), 0.5, device=device, dtype=dtype)
-        self.positions = torch.arange(START, START + length, device=device)
+        self.steps, self.positions = (torch.arange(first, first + length, device=device) for first in (0, START))
         self.positions32 = self.positions.int()
         self.mask = (torch.arange(batch * length, device=device) % 8 > 4).view(batch, length)
         self.image = place.randn((2, HEIGHT, WIDTH, CHANNELS), torch.float32)
@@ -47,15 +48,13 @@ class Tensors:
         self.image_class = torch.cat([self.image.new_ones(2, 1, CHANNELS), self.image.flatten(1, 2)], 1)
         self.grid_class = functional.pad(self.grid.flatten(0, 1), (0, 0, 1, 0))
 
-    def rows(self) -> Tensor:
-        """PE of the step, as eager code takes it from a stored table."""
-        return self.pe[START : START + self.x.shape[1]]
-
     def rows_of_starts(self) -> Tensor:
-        return self.pe[self.starts.unsqueeze(1) + torch.arange(self.x.shape[1], device=self.x.device)]
+        if self.length == 1:
+            return self.pe[self.starts].unsqueeze(1)
+        return self.pe[self.starts.unsqueeze(1) + self.steps]
 
     def embedded(self) -> Tensor:
-        return functional.embedding(self.ids, self.weight) * 2.0 + self.pe[: self.x.shape[1]]
+        return functional.embedding(self.ids, self.weight) * 2.0 + self.pe[: self.length]
 
     @cached_property
     def layers(self) -> tuple[nn.Module, nn.Module]:
@@ -86,9 +85,9 @@ class Work(NamedTuple):
 
 # fmt: off
 WORK: dict[str, Work] = {
-    "add": Work("add", lambda t: sinpe.add(t.x, start=START), lambda t: t.x + t.rows()),
+    "add": Work("add", lambda t: sinpe.add(t.x, start=START), lambda t: t.x + t.pe[START : t.stop]),
     "out": Work("add, out=", lambda t: sinpe.add(t.x, start=START, out=t.y),
-        lambda t: torch.add(t.x, t.rows(), out=t.y)),
+        lambda t: torch.add(t.x, t.pe[START : t.stop], out=t.y)),
     "starts": Work("add, starts in a tensor", lambda t: sinpe.add(t.x, start=t.starts),
         lambda t: t.x + t.rows_of_starts()),
     "positions": Work("add, positions", lambda t: sinpe.add(t.x, positions=t.positions),
@@ -96,31 +95,31 @@ WORK: dict[str, Work] = {
     "positions32": Work("add, positions in int32", lambda t: sinpe.add(t.x, positions=t.positions32),
         lambda t: t.x + t.pe[t.positions32]),
     "alpha": Work("add, alpha in a tensor", lambda t: sinpe.add(t.x, start=START, alpha=t.alpha),
-        lambda t: t.x + t.alpha * t.rows()),
+        lambda t: t.x + t.alpha * t.pe[START : t.stop]),
     "mask": Work("add, padding mask", lambda t: sinpe.add(t.x, start=START, padding_mask=t.mask),
-        lambda t: torch.where(t.mask.unsqueeze(-1), t.x, t.x + t.rows())),
+        lambda t: torch.where(t.mask.unsqueeze(-1), t.x, t.x + t.pe[START : t.stop])),
     "sequence_first": Work("add, seq_dim=0", lambda t: sinpe.add(t.x_first, seq_dim=0, start=START),
-        lambda t: t.x_first + t.rows().unsqueeze(1)),
+        lambda t: t.x_first + t.pe[START : t.stop].unsqueeze(1)),
     "extra_tokens": Work("add, extra_tokens=1", lambda t: sinpe.add(t.x_class, extra_tokens=1),
         lambda t: t.x_class + t.pe_class),
     "dropout": Work("add + dropout", lambda t: sinpe.add(t.x, start=START, dropout=P),
-        lambda t: functional.dropout(t.x + t.rows(), P), dropout=True),
+        lambda t: functional.dropout(t.x + t.pe[START : t.stop], P), dropout=True),
     "dropout_seed": Work("add + dropout, seed=1", lambda t: sinpe.add(t.x, start=START, dropout=P, seed=1),
-        lambda t: functional.dropout(t.x + t.rows(), P), dropout=True),
+        lambda t: functional.dropout(t.x + t.pe[START : t.stop], P), dropout=True),
     "dropout_seed_tensor": Work("add + dropout, seed in a tensor",
         lambda t: sinpe.add(t.x, start=START, dropout=P, seed=t.seed),
-        lambda t: functional.dropout(t.x + t.rows(), P), dropout=True),
+        lambda t: functional.dropout(t.x + t.pe[START : t.stop], P), dropout=True),
     "embed": Work("embed", lambda t: sinpe.embed(t.ids, t.weight, scale=2.0), lambda t: t.embedded()),
     "embed32": Work("embed, ids in int32", lambda t: sinpe.embed(t.ids32, t.weight, scale=2.0),
-        lambda t: functional.embedding(t.ids32, t.weight) * 2.0 + t.pe[: t.x.shape[1]]),
+        lambda t: functional.embedding(t.ids32, t.weight) * 2.0 + t.pe[: t.length]),
     "embed_dropout": Work("embed + dropout", lambda t: sinpe.embed(t.ids, t.weight, scale=2.0, dropout=P),
         lambda t: functional.dropout(t.embedded(), P), dropout=True),
-    "train_plain": Work("add, backward", lambda t: sinpe.add(t.x, start=START), lambda t: t.x + t.rows(),
+    "train_plain": Work("add, backward", lambda t: sinpe.add(t.x, start=START), lambda t: t.x + t.pe[START : t.stop],
         gradient="x"),
     "train_alpha": Work("add, backward to alpha", lambda t: sinpe.add(t.x, start=START, alpha=t.alpha),
-        lambda t: t.x + t.alpha * t.rows(), gradient="alpha"),
+        lambda t: t.x + t.alpha * t.pe[START : t.stop], gradient="alpha"),
     "train": Work("add + dropout, backward", lambda t: sinpe.add(t.x, start=START, dropout=P),
-        lambda t: functional.dropout(t.x + t.rows(), P), dropout=True, gradient="x"),
+        lambda t: functional.dropout(t.x + t.pe[START : t.stop], P), dropout=True, gradient="x"),
     "embed_train_plain": Work("embed, backward", lambda t: sinpe.embed(t.ids, t.weight, scale=2.0),
         lambda t: t.embedded(), gradient="weight"),
     "embed_train": Work("embed + dropout, backward", lambda t: sinpe.embed(t.ids, t.weight, scale=2.0, dropout=P),
