@@ -35,7 +35,7 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "train_language_
 
 @dataclass
 class Calls:
-    """The calls of one row; `moved`: bytes that ours at least reads and writes, 0 if not reported."""
+    """The calls of one row; `moved`: bytes that ours at least reads and writes, of which a device reports the speed."""
 
     ours: Call
     floor: Call | None = None

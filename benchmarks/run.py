@@ -221,7 +221,7 @@ def measure(row: Row, place: Place, rounds: int, *, best: bool = False, threads:
     if "floor" in seconds:
         to_floor = ratio(samples, "ours", "floor", best=best)
         result |= {"floor_ms": 1e3 * seconds["floor"], "ratio": to_floor, "met": met(to_floor, row.target, most=True)}
-    if calls.moved and not row.host:
+    if row.device == "cuda" and not row.host:
         result["gigabytes_per_second"] = calls.moved / ours / 1e9
     result["peers"] = [
         {

@@ -122,7 +122,9 @@ def test_peer_that_fails_is_reported() -> None:
         raise RuntimeError("no triton\nlong story")
 
     calls = Calls(lambda: None, lambda: None, {"torch.compile": fail}, moved=10**6)
-    entry = run.measure(Row("r", "the row", lambda place: calls, "f", peers={"torch.compile": None}), CPU, 1)
+    entry = run.measure(
+        Row("r", "the row", lambda place: calls, "f", peers={"torch.compile": None}, device="cuda"), CPU, 1
+    )
     assert entry["peer_errors"] == {"torch.compile": "RuntimeError: no triton"} and entry["peers"] == []
     assert entry["gigabytes_per_second"] == pytest.approx(1 / entry["ours_ms"])
     assert report.timed([entry])[1][-1] == "torch.compile cannot run here: RuntimeError: no triton"
