@@ -93,20 +93,19 @@ print(seconds)
 """
 
 
-def command(*words: str, **environment: str) -> str:
-    """The output of a command; raises Skipped if it fails."""
+def command(*words: str, folder: Path = ROOT, **environment: str) -> str:
+    """The output of a command in a folder; raises Skipped if it fails."""
     settings = {**os.environ, **environment}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_SECONDS, env=settings)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_SECONDS, env=settings, cwd=folder)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no output"]
         raise Skipped(f"the process ended with {done.returncode}: {lines[-1]}")
     return done.stdout
 
 
-def run(script: str, *arguments: str, root: str = str(ROOT), **environment: str) -> float:
-    """Run a script with this interpreter and the package in `root`; its last line of output is a number."""
-    search = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    output = command(sys.executable, "-c", script, *arguments, PYTHONPATH=search, **environment)
+def run(script: str, *arguments: str, root: Path = ROOT, **environment: str) -> float:
+    """Run a script with this interpreter and the package in `root`; the last line that it prints is a number."""
+    output = command(sys.executable, "-c", script, *arguments, folder=root, **environment)
     return float(output.strip().splitlines()[-1])
 
 
@@ -124,15 +123,15 @@ def copy_of_sources() -> Iterator[Path]:
 def import_time() -> float:
     """Milliseconds that `import sinpe_ext`, with every public operation, adds to `import torch`, when byte-compiled."""
     with tempfile.TemporaryDirectory() as cache:
-        compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": cache}
-        run(IMPORT, **compiled)
-        return 1000 * median(run(IMPORT, **compiled) for _ in range(IMPORT_ROUNDS))
+        once = partial(run, IMPORT, PYTHONDONTWRITEBYTECODE="", PYTHONPYCACHEPREFIX=cache)
+        once()
+        return 1000 * median(once() for _ in range(IMPORT_ROUNDS))
 
 
 def first_build() -> float:
     """Seconds of the first call without a library, which builds it, with an empty cache."""
     with copy_of_sources() as source:
-        return run(BUILD, root=str(source), SINPE_EXT_CACHE_DIR=str(source.parent / "cache"), SINPE_EXT_JIT="1")
+        return run(BUILD, root=source, SINPE_EXT_CACHE_DIR=str(source.parent / "cache"), SINPE_EXT_JIT="1")
 
 
 def install() -> float:
