@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import tempfile
@@ -20,6 +21,7 @@ import phase_picture  # noqa: E402
 import rooms_picture  # noqa: E402
 
 import sinpe_ext  # noqa: E402
+from benchmarks import picture  # noqa: E402
 
 project, author, release = "sinpe_ext", "the authors of sinpe_ext", sinpe_ext.__version__
 project_copyright = author
@@ -90,7 +92,11 @@ def draw(app: Sphinx, exception: Exception | None) -> None:
             drawn[tool.PICTURE.name] = Path(scratch) / tool.PICTURE.name
             tool.draw(drawn[tool.PICTURE.name])
         for kept, name in app.builder.images.items():
-            shutil.copyfile(drawn.get(Path(kept).name, ROOT / kept), out / "_images" / name)
+            measured = (ROOT / kept).with_suffix(".json")
+            if measured.is_file():
+                picture.draw(json.loads(measured.read_text(encoding="utf-8")), out / "_images" / name)
+            else:
+                shutil.copyfile(drawn[Path(kept).name], out / "_images" / name)
     shutil.copyfile(out / "README.html", out / "index.html")
 
 
