@@ -91,8 +91,8 @@ def close(name: str, got: Tensor, want: Tensor, *, size: float = 1.0, farthest: 
     a few units in the last place. The error of the float64 reference grows with the position, at most `farthest`.
     """
     units = 1.002 if got.device.type == "cpu" else 8.0
-    table = ROUNDING[torch.float64 if got.dtype == torch.float64 else torch.float32] if size > 1 else 0.0
-    bound = units * (size * ROUNDING[got.dtype] + table) + abs(farthest) * 2.0**-51
+    of_rows = ROUNDING[torch.float64 if got.dtype == torch.float64 else torch.float32] if size > 1 else 0.0
+    bound = units * (size * ROUNDING[got.dtype] + of_rows) + abs(farthest) * 2.0**-51
     peer.agree(name, got.cpu(), want.cpu(), bound)
 
 
@@ -128,8 +128,11 @@ def table(
     into: str = "out",
     encoding: sinpe.Encoding | None = None,
 ) -> Calls:
-    """A table, into an existing one ("out", against its fill_), a new one ("new", against torch.full), or a new one
-    whose rows are kept by us ("kept", against the copy of a stored table)."""
+    """A table, into an existing one ("out", against its fill_), a new one ("new", against torch.full), or a new one of
+    a size whose rows the kernels keep ("kept", against the copy of a stored table).
+
+    length 0: as many rows as the place says.
+    """
     length = length or place.elements // dim
     encoding = encoding or sinpe.Encoding(dim)
     paper = encoding == sinpe.Encoding(dim) and dim % 2 == 0
@@ -183,7 +186,7 @@ def encode(
     largest: float = 2.0**20,
     integers: bool = True,
 ) -> Calls:
-    """Rows at random positions up to `largest`, integers or not, into new memory."""
+    """Rows at random positions up to `largest`, integers or not, into new memory; count 0: as the place says."""
     count = count or min(128_000_000, place.elements) // dim
     encoding = sinpe.Encoding(dim)
     positions = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * largest
@@ -316,7 +319,7 @@ def add(
         check()
         of_x, *of_alpha = both()
         kept = of_x != 0
-        close("gradient of x", of_x[kept], grad[kept].double() * KEPT_SCALE, size=32.0)
+        close("gradient of x", of_x[-1][kept[-1]], grad[-1][kept[-1]].double() * KEPT_SCALE, size=32.0)
         if of_alpha:  # one sum over all elements, which is rounded once to dtype, PE once to float32
             products = kept * grad.double() * sinpe.table(length, encoding, dtype=torch.float64, device=place.device)
             want, size = KEPT_SCALE * products.sum(), KEPT_SCALE * float(products.abs().sum())
