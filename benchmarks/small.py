@@ -221,7 +221,7 @@ CACHED_ROWS = tuple(
     for batch, length in ((1, 32), (8, 64))
     for row in rows_of(
         f"cached_{batch}x{length}{s}_",
-        f"({batch},{length},512){s.replace('_', ' ')}",
+        f"in the cache ({batch},{length},512){s.replace('_', ' ')}",
         CACHED,
         (batch, length, 512),
         dtype,
