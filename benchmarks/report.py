@@ -1,4 +1,4 @@
-"""The benchmark's tables, for the terminal and the pages, its missed targets, and the file of its results."""
+"""The benchmark's tables for the terminal, its missed targets, and the file of its results."""
 
 from __future__ import annotations
 
@@ -59,12 +59,6 @@ def processes(entries: Iterable[Mapping[str, Any]]) -> Lines:
 def no_figures(entry: Mapping[str, Any]) -> str:
     """Why an entry has no figures."""
     return f"FAILED: {entry['error']}" if "error" in entry else f"skipped: {entry['skipped']}"
-
-
-def markdown(lines: Lines) -> str:
-    """A table of a page."""
-    rule = "|" + "---|" * len(lines[0])
-    return "\n".join([f"| {' | '.join(lines[0])} |", rule, *(f"| {' | '.join(line)} |" for line in lines[1:])]) + "\n"
 
 
 def aligned(lines: Lines) -> str:

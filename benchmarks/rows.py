@@ -1,4 +1,4 @@
-"""All rows of the benchmark with their targets, in the groups in which the pages show them."""
+"""All rows of the benchmark with their targets."""
 
 from __future__ import annotations
 
@@ -204,6 +204,4 @@ CUDA: tuple[Row, ...] = (
 )
 # fmt: on
 
-GROUPS: dict[str, tuple[Row, ...]] = {"tables": TABLES, "training": TRAINING, "grids": GRIDS, "small": SMALL}
-GROUPS |= {"host": HOST_ROWS, "cuda": CUDA, "cuda_host": CUDA_HOST_ROWS}
-ROWS = tuple(row for rows in GROUPS.values() for row in rows)
+ROWS: tuple[Row, ...] = (*TABLES, *TRAINING, *GRIDS, *SMALL, *HOST_ROWS, *CUDA, *CUDA_HOST_ROWS)
