@@ -16,19 +16,12 @@ def parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--quick", action="store_true", help="few rounds, slow rows left out")
     command.add_argument("--rows", metavar="A,B,...", help="only these rows (an unknown one lists all)")
-    text = "only the time per element, for these numbers of elements (default: 2^9, one decode step, to 2^28)"
-    command.add_argument("--sizes", metavar="2^A,2^B,...", nargs="?", const="", help=text)
     command.add_argument("--threads", metavar="N,M,...", help="on each of these numbers of threads (default: torch's)")
     command.add_argument("--device", choices=("cpu", "cuda"), help="only this device (default: each that has kernels)")
-    command.add_argument(
-        "--best", action="store_true", help="report the fastest round instead of the median (busy machine)"
-    )
-    command.add_argument(
-        "-o", "--json", metavar="FILE", help="write the results there (a folder: under the usual name)"
-    )
-    text = "file of the figure of the sizes (default: next to the JSON, if matplotlib is installed)"
-    command.add_argument("--plot", metavar="FILE", help=text)
-    command.add_argument("--replot", metavar="FILE.json", help="measure nothing; draw the figure of these results")
+    text = "report the fastest round instead of the median (busy machine)"
+    command.add_argument("--best", action="store_true", help=text)
+    text = "write the results there (a folder: under the default name)"
+    command.add_argument("-o", "--json", metavar="FILE", help=text)
     command.add_argument("--tag", help="name of the machine in the file name (default: from the CPU's name)")
     return command
 

@@ -1,14 +1,17 @@
-"""The rows of the benchmark: the timed call, its floor, its peers and its target.
+"""What the benchmark times: a call of ours, the cost of its memory traffic, and other implementations of the same.
 
-`ROWS` at the end is the complete list, with targets. A builder returns the calls of one row; its `check` runs before
-any timing.
+A builder makes the tensors of a row on a device and returns its calls. `check` compares the results with float64 before
+anything is timed.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +23,19 @@ from . import peers as peer
 
 Call = Callable[[], object]
 
+P = 0.1  # probability of dropout
+KEPT_SCALE = 65536 / (65536 - round(P * 65536))  # of elements that are kept: our probability is quantized
+VOCABULARY = 32000
 CHECK_ROWS = 97  # rows compared with float64 before timing, spread over the whole length
 # Rounding once to the output type costs at most half a unit in the last place of a value below 1.
 ROUNDING = {torch.float32: 2.0**-25, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12, torch.float64: 2.0**-54}
+NAIVE, COMPILED = "naive float32 formula", "torch.compile"  # names of peers
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "train_language_model.py"
 
 
 @dataclass
-class Subjects:
-    """The calls of one row; `moved`: bytes that the floor and ours at least read and write, 0 if not reported."""
+class Calls:
+    """The calls of one row; `moved`: bytes that ours at least reads and writes, of which a device reports the speed."""
 
     ours: Call
     floor: Call | None = None
@@ -37,15 +45,34 @@ class Subjects:
 
 
 @dataclass(frozen=True)
+class Place:
+    """A device, and the number of elements of the tensors whose shape a row does not give."""
+
+    device: torch.device
+    elements: int = 2**27  # 512 MiB in float32, 256 MiB in 16 bits: several times the L2 cache of a GPU
+
+    def shape(self, length: int = 4096, dim: int = 1024) -> tuple[int, int, int]:
+        length = min(length, max(1, self.elements // dim))
+        return max(1, self.elements // (length * dim)), length, dim
+
+    def randn(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.randn(shape, device=self.device, dtype=dtype)
+
+    def seed(self) -> Tensor | None:
+        """A seed of dropout that needs no draw on a device; None on the CPU."""
+        return torch.tensor(1, device=self.device) if self.device.type == "cuda" else None
+
+
+@dataclass(frozen=True)
 class Row:
     """One line of the report: ours / floor at most `target`, peer / ours at least its target (None: no target)."""
 
     name: str
     title: str
-    build: Callable[..., Subjects]
+    build: Callable[[Place], Calls]
     floor: str = ""
     target: float | None = None
-    peers: dict[str, float | None] = field(default_factory=dict)
+    peers: dict[str, float | None] = field(default_factory=dict)  # of the builder's peers, those that are timed
     threads: int | None = None
     grad: bool = False
     backend: str = "auto"
@@ -54,295 +81,516 @@ class Row:
     host: bool = False  # the host's time for a call, also on a device
 
 
-def tolerance(dtype: torch.dtype, farthest: float) -> float:
-    """Half a unit in the last place, plus the error of the float64 reference, which grows with the position."""
-    return ROUNDING[dtype] * 1.0001 + abs(farthest) * 2.0**-51
+# ----------------------------------------------------------------------------------------------------------- checking
 
 
-def token_ids(vocabulary: int, shape: tuple[int, ...], *, of_text: bool) -> Tensor:
+def close(name: str, got: Tensor, want: Tensor, *, size: float = 1.0, farthest: float = 0.0) -> None:
+    """Compares values up to `size` with float64.
+
+    Ours on the CPU are correctly rounded (16 bits up to 0.501 units), before and after x is added; on a device within
+    a few units in the last place. The error of the float64 reference grows with the position, at most `farthest`.
+    """
+    units = 1.002 if got.device.type == "cpu" else 8.0
+    of_rows = ROUNDING[torch.float64 if got.dtype == torch.float64 else torch.float32] if size > 1 else 0.0
+    bound = units * (size * ROUNDING[got.dtype] + of_rows) + abs(farthest) * 2.0**-51
+    peer.agree(name, got.cpu(), want.cpu(), bound)
+
+
+def close_dropout(got: Tensor, total: Tensor) -> None:
+    """Check that each element is 0 or the sum times the kept scale, and that about the right fraction is 0."""
+    got, want = got.detach().cpu(), total.detach().cpu() * KEPT_SCALE
+    kept = got != 0
+    close("dropout", got[kept], want[kept], size=32.0 + 4 * float(want.abs().max()))
+    share, spread = 1 - float(kept.double().mean()), 8 * math.sqrt(P * (1 - P) / got.numel())
+    if not abs(share - P) <= spread + 2.0**-16:
+        raise AssertionError(f"dropout: expected a share of {P} dropped, got {share:.5f}")
+
+
+def gradients(run: Callable[[], Tensor], inputs: list[Tensor], grad: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+    """A call with its forward and backward pass."""
+
+    def both() -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            return torch.autograd.grad(run(), inputs, grad)
+
+    return both
+
+
+# ------------------------------------------------------------------------------------------------- tables, single rows
+
+
+def table(
+    place: Place,
+    length: int = 0,
+    dim: int = 1024,
+    dtype: torch.dtype = torch.float32,
+    *,
+    into: str = "out",
+    encoding: sinpe.Encoding | None = None,
+) -> Calls:
+    """A table, into an existing one ("out", against its fill_), a new one ("new", against torch.full), or a new one of
+    a size whose rows the kernels keep ("kept", against the copy of a stored table).
+
+    length 0: as many rows as the place says.
+    """
+    length = length or place.elements // dim
+    encoding = encoding or sinpe.Encoding(dim)
+    paper = encoding == sinpe.Encoding(dim) and dim % 2 == 0
+    out = torch.empty(length, dim, dtype=dtype, device=place.device)
+    positions = torch.arange(length, dtype=torch.float64 if dtype == torch.float64 else torch.float32).to(place.device)
+
+    def ours() -> Tensor:
+        return sinpe.table(length, encoding, dtype=dtype, device=place.device, out=out if into == "out" else None)
+
+    def check() -> None:
+        if paper:
+            rows = torch.linspace(0, length - 1, CHECK_ROWS, dtype=torch.float64).long()
+            close("table", ours()[rows.to(place.device)], peer.exact_rows(rows, dim), farthest=length)
+            return
+        with sinpe.use_backend("eager"):
+            expected = sinpe.table(length, encoding, dtype=dtype, device=place.device)
+        if not torch.equal(ours(), expected):
+            raise AssertionError(f"table of {encoding}: expected the bits of eager PyTorch")
+
+    floors: dict[str, Call] = {
+        "out": lambda: out.fill_(1),
+        "new": lambda: torch.full((length, dim), 1.0, dtype=dtype, device=place.device),
+        "kept": lambda: out.clone(),
+    }
+    return Calls(ours, floors[into], {NAIVE: lambda: peer.naive(positions, dim).to(dtype)}, check, out.nbytes)
+
+
+def library_table(
+    place: Place, convention: str, name: str, build: Callable[[int, int], Tensor], length: int = 4096, dim: int = 1024
+) -> Calls:
+    """Our table under a library's convention, into an existing one, against the library's builder."""
+    encoding: Any = sinpe.convention(convention, dim, start=0)
+    calls = table(place, length, dim, encoding=encoding)
+
+    def check() -> None:
+        rows = torch.arange(CHECK_ROWS)
+        exact = peer.exact_rows(rows, dim, shift=0.0 if convention == "paper_concat" else 1.0, interleaved=False)
+        close(convention, sinpe.table(CHECK_ROWS, encoding), exact, farthest=CHECK_ROWS)
+        # the peer's own float32 error at these positions stays below 1e-4: this checks that it is the same convention
+        peer.agree(name, build(CHECK_ROWS, dim), exact, 1e-4)
+
+    return Calls(calls.ours, calls.floor, {name: lambda: build(length, dim)}, check, calls.moved)
+
+
+def encode(
+    place: Place,
+    count: int = 0,
+    dim: int = 128,
+    dtype: torch.dtype = torch.float32,
+    *,
+    largest: float = 2.0**20,
+    integers: bool = True,
+) -> Calls:
+    """Rows at random positions up to `largest`, integers or not, into new memory; count 0: as the place says."""
+    count = count or min(128_000_000, place.elements) // dim
+    encoding = sinpe.Encoding(dim)
+    positions = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * largest
+    positions = (positions.long() if integers else positions.float()).to(place.device)
+
+    def ours() -> Tensor:
+        return sinpe.encode(positions, encoding, dtype=dtype)
+
+    def check() -> None:
+        rows = torch.linspace(0, count - 1, CHECK_ROWS, dtype=torch.float64).long()
+        exact = peer.exact_rows(positions.cpu()[rows], dim)
+        close("encode", ours()[rows.to(place.device)], exact, farthest=largest)
+
+    peers: dict[str, Call] = {
+        NAIVE: lambda: peer.naive(positions.float(), dim).to(dtype),
+        "float64 formula": lambda: peer.naive(positions.double(), dim).to(dtype),
+    }
+    floor: Call = lambda: torch.full((count, dim), 1.0, dtype=dtype, device=place.device)  # noqa: E731
+    return Calls(ours, floor, peers, check, count * (dim * dtype.itemsize + positions.itemsize))
+
+
+def timesteps(
+    place: Place, count: int = 8, dim: int = 320, dtype: torch.dtype = torch.float32, *, layer: bool = False
+) -> Calls:
+    """A diffusion model's timesteps by the function (DDPM's) or the layer of its UNets (ADM's), against diffusers."""
+    name, shift = ("adm", 0.0) if layer else ("ddpm", 1.0)
+    encoding: Any = sinpe.convention(name, dim)
+    module, t = sinpe.TimestepEncoding(dim, encoding=encoding, dtype=dtype), torch.linspace(0.5, 999.5, count)
+    t = t.to(place.device)
+
+    def swapped(rows: Tensor) -> Tensor:  # ADM's channels are cosines, then sines
+        return rows.roll(dim // 2, -1) if layer else rows
+
+    def ours() -> Tensor:
+        return module(t) if layer else sinpe.encode(t, encoding, dtype=dtype)
+
+    def check() -> None:
+        exact = swapped(peer.exact_rows(t.cpu(), dim, shift=shift, interleaved=False))
+        close("timesteps", ours(), exact, farthest=1000)
+
+    def floor() -> Tensor:
+        return torch.empty(count, dim, dtype=dtype, device=place.device).fill_(1.0)
+
+    others = {"diffusers": lambda: swapped(peer.diffusers_embedding(t, dim, shift)).to(dtype)}
+    return Calls(ours, floor, others, check, count * dim * dtype.itemsize)
+
+
+def points(place: Place, count: int, octaves: int) -> Calls:
+    """Points with three coordinates, as in a radiance field."""
+    encoding: Any = sinpe.convention("nerf", 6 * octaves, axes=3)
+    p = torch.rand(count, 3, generator=torch.Generator().manual_seed(0)) * 2 - 1
+
+    def check() -> None:
+        want = peer.nerf(p[:CHECK_ROWS].double(), octaves)
+        close("nerf", sinpe.encode(p[:CHECK_ROWS], encoding), want, farthest=2.0**octaves)
+
+    floor: Call = lambda: torch.full((count, 6 * octaves), 1.0)  # noqa: E731
+    return Calls(lambda: sinpe.encode(p, encoding), floor, {"NeRF": lambda: peer.nerf(p, octaves)}, check)
+
+
+# ---------------------------------------------------------------------------------------------------------------- sums
+
+
+def add(
+    place: Place,
+    shape: tuple[int, int, int] | None = None,
+    dtype: torch.dtype = torch.float32,
+    *,
+    into: str = "new",
+    positions: bool = False,
+    dropout: float = 0.0,
+    alpha: float | None = None,
+    backward: bool = False,
+) -> Calls:
+    """dropout(x + alpha * PE), to new memory, to other memory ("out"), or "inplace", against a copy of x.
+
+    positions: each sample has its own, in random order. alpha: a learned one. backward: with the gradients of x and
+    alpha, against two copies. Peers have a stored table.
+    """
+    shape = shape or place.shape()
+    batch, length, dim = shape
+    x, encoding = place.randn(shape, dtype), sinpe.Encoding(dim)
+    y, pe = torch.empty_like(x), sinpe.table(length, encoding, dtype=dtype, device=place.device)
+    at = torch.stack([torch.randperm(length) for _ in range(batch)]).to(place.device) if positions else None
+    factor = 1.0 if alpha is None else torch.full((1,), alpha, device=place.device, dtype=dtype)
+    options: dict[str, Any] = {"positions": at, "alpha": factor, "dropout": dropout, "seed": place.seed()}
+
+    def ours(x: Tensor = x) -> Tensor:
+        if into == "inplace":
+            return sinpe.add_(x, encoding, **options)
+        return sinpe.add(x, encoding, **options, out=y if into == "out" else None)
+
+    def plain(x: Tensor) -> Tensor:
+        rows = pe if at is None else pe[at]
+        total = x + (rows if alpha is None else factor * rows)
+        return functional.dropout(total, dropout) if dropout else total
+
+    def eager() -> Tensor:
+        if into == "inplace":
+            x.add_(pe)
+            return functional.dropout(x, dropout, inplace=True) if dropout else x
+        if into == "out" and not dropout:
+            return torch.add(x, pe if at is None else pe[at], out=y)
+        return plain(x)
+
+    def check() -> None:
+        rows = torch.arange(length) if at is None else at[-1].cpu()
+        want = x[-1].detach().double().cpu() + (alpha or 1.0) * peer.exact_rows(rows, dim)
+        got = ours(x.detach().clone())[-1]
+        if dropout:
+            close_dropout(got, want)
+        else:
+            close("add", got, want, size=8.0, farthest=length)
+
+    compiled, moved = torch.compile(plain), 2 * x.nbytes
+    if not backward:
+        floors: dict[str, Call] = {
+            "new": lambda: x.clone(),
+            "out": lambda: y.copy_(x),
+            "inplace": lambda: x.mul_(1.0),
+        }
+        return Calls(ours, floors[into], {"eager": eager, COMPILED: lambda: compiled(x)}, check, moved)
+
+    inputs, grad = [x.requires_grad_()], place.randn(shape, dtype)
+    if isinstance(factor, Tensor):
+        inputs.append(factor.requires_grad_())
+    both = gradients(ours, inputs, grad)
+
+    def check_gradients() -> None:
+        check()
+        of_x, *of_alpha = both()
+        kept = of_x != 0
+        close("gradient of x", of_x[-1][kept[-1]], grad[-1][kept[-1]].double() * KEPT_SCALE, size=32.0)
+        if of_alpha:  # one sum over all elements, which is rounded once to dtype, PE once to float32
+            products = kept * grad.double() * sinpe.table(length, encoding, dtype=torch.float64, device=place.device)
+            want, size = KEPT_SCALE * products.sum(), KEPT_SCALE * float(products.abs().sum())
+            bound = abs(float(want)) * 4 * ROUNDING[dtype] + size * 2.0**-22
+            peer.agree("gradient of alpha", of_alpha[0], want.reshape(1), bound)
+
+    def two_copies() -> None:
+        x.detach().clone()
+        grad.clone()
+
+    peers: dict[str, Call] = {
+        "eager": gradients(lambda: plain(x), inputs, grad),
+        COMPILED: gradients(lambda: compiled(x), inputs, grad),
+    }
+    return Calls(both, two_copies, peers, check_gradients, 2 * moved)
+
+
+def layout(place: Place, shape: tuple[int, int, int], kind: str, dropout: float = 0.0) -> Calls:
+    """x in another layout: "sequence first", "channels first", or a view of "heads".
+
+    The floor is the same sum with a table stored in that layout; with dropout, ours where the batch is first.
+    """
+    batch, length, dim = shape
+    x = place.randn(shape, torch.float32)
+    pe = sinpe.table(length, dim, device=place.device)
+    options: dict[str, Any] = {"dropout": dropout, "seed": place.seed()}
+    if kind == "sequence first":
+        z, rows, options["seq_dim"] = x.transpose(0, 1).contiguous(), pe.unsqueeze(1), 0
+    elif kind == "channels first":
+        z, rows = x.transpose(1, 2).contiguous(), pe.t().contiguous()
+        options |= {"seq_dim": 2, "channel_dim": 1}
+    else:
+        heads = dim // 64
+        z, rows = x.view(batch, length, heads, 64).transpose(1, 2), sinpe.table(length, 64, device=place.device)
+    encoding = sinpe.Encoding(64 if kind == "heads" else dim)
+
+    def ours() -> Tensor:
+        return sinpe.add(z, encoding, **options)
+
+    def check() -> None:
+        total = z.double() + rows
+        if dropout:
+            close_dropout(ours(), total)
+        else:
+            peer.agree(kind, ours(), total, 2.0**-22)
+
+    floor: Call = (lambda: sinpe.add(x, dropout=dropout, seed=options["seed"])) if dropout else (lambda: z + rows)
+    return Calls(ours, floor, check=check, moved=2 * x.nbytes)
+
+
+def add_image(
+    place: Place,
+    shape: tuple[int, int, int, int] | None = None,
+    dtype: torch.dtype = torch.float32,
+    *,
+    channels_first: bool = False,
+) -> Calls:
+    """Images (B, H, W, C) plus mae2d, or (B, C, H, W) plus detr2d, to other memory, against a copy of x."""
+    side = max(1, min(64, math.isqrt(place.elements // 768)))
+    batch, height, width, dim = shape or (max(1, place.elements // (768 * side * side)), side, side, 768)
+    name, channel_dim = ("detr2d", 1) if channels_first else ("mae2d", -1)
+    grid: Any = sinpe.convention(name, dim)
+    x = place.randn((batch, dim, height, width) if channels_first else (batch, height, width, dim), dtype)
+    pe = sinpe.table((height, width), grid, device=place.device)
+    pe, y = (pe.movedim(-1, 0).contiguous() if channels_first else pe).to(dtype), torch.empty_like(x)
+
+    def ours() -> Tensor:
+        return sinpe.add(x, grid, channel_dim=channel_dim, out=y)
+
+    def check() -> None:
+        want = peer.exact_image(height, width, dim, channels_first=channels_first)
+        close(name, ours()[-1], x[-1].double().cpu() + want, size=8.0, farthest=height)
+        if channels_first:
+            of_detr = peer.detr(torch.zeros(1, height, width, dtype=torch.bool), dim)[0]
+            peer.agree("DETR", of_detr, want, 1e-4)
+
+    mask = torch.zeros(batch, height, width, dtype=torch.bool)
+    peers: dict[str, Call] = {"eager": lambda: torch.add(x, pe, out=y)}
+    peers["DETR"] = lambda: torch.add(x, peer.detr(mask, dim), out=y)
+    return Calls(ours, lambda: y.copy_(x), peers, check, 2 * x.nbytes)
+
+
+# ------------------------------------------------------------------------------------------------ lookups and training
+
+
+def token_ids(place: Place, shape: tuple[int, int], *, of_text: bool) -> Tensor:
     """Uniformly random tokens, or tokens distributed as in a text: the most frequent word is 6 % of all, and the n-th
     about 1/n of that (Zipf's law)."""
     generator = torch.Generator().manual_seed(0)
     if not of_text:
-        return torch.randint(vocabulary, shape, generator=generator)
-    weights = 1 / (torch.arange(vocabulary) + 1.7)
-    return torch.multinomial(weights, math.prod(shape), replacement=True, generator=generator).view(shape)
+        return torch.randint(VOCABULARY, shape, generator=generator).to(place.device)
+    weights = 1 / (torch.arange(VOCABULARY) + 1.7)
+    ids = torch.multinomial(weights, math.prod(shape), replacement=True, generator=generator)
+    return ids.view(shape).to(place.device)
 
 
-def table(length: int, dim: int, dtype: torch.dtype = torch.float32, *, reused: bool = True) -> Subjects:
-    """The paper's table, against the naive float32 formula with precomputed ranges."""
-    encoding = sinpe.Encoding(dim)
-    out = torch.empty(length, dim, dtype=dtype)
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
-    position, index = peer.usual_parts(length, dim, wide)
+def embed(
+    place: Place,
+    shape: tuple[int, int, int] | None = None,
+    dtype: torch.dtype = torch.float32,
+    *,
+    floor: str = "copy",
+    dropout: float = 0.0,
+    of_text: bool = False,
+    backward: bool = False,
+) -> Calls:
+    """dropout(scale * weight[ids] + PE), against a "copy" of the result (two with backward) or the "lookup" alone.
 
-    def ours() -> Tensor:
-        if reused:
-            return sinpe.table(length, encoding, dtype=dtype, out=out)
-        return sinpe.table(length, encoding, dtype=dtype)
-
-    def check() -> None:
-        rows = torch.linspace(0, length - 1, CHECK_ROWS).long()
-        peer.agree("table", ours()[rows], peer.exact_rows(rows, dim), tolerance(dtype, length))
-
-    def usual() -> Tensor:
-        return peer.usual_table(position, index).to(dtype)
-
-    return Subjects(
-        ours=ours,
-        floor=(lambda: out.fill_(1)) if reused else (lambda: torch.full((length, dim), 1.0, dtype=dtype)),
-        peers={"naive float32 formula": usual},
-        check=check,
-    )
-
-
-def builder(convention: str, name: str, build: Callable[[int, int], Tensor], length: int, dim: int) -> Subjects:
-    """Our table under a library's convention, written into an existing table, against the library's builder."""
-    encoding = sinpe.convention(convention, dim, start=0)
-    out = torch.empty(length, dim)
-    shift = 0.0 if convention == "paper_concat" else 1.0
-
-    def check() -> None:
-        rows = torch.arange(CHECK_ROWS)
-        exact = peer.exact_rows(rows, dim, shift=shift, interleaved=False)
-        peer.agree(convention, sinpe.table(CHECK_ROWS, encoding), exact, tolerance(torch.float32, CHECK_ROWS))
-        # the peer's own float32 error at these positions stays below 1e-4: this checks that it is the same convention
-        peer.agree(name, build(CHECK_ROWS, dim), exact, 1e-4)
-
-    return Subjects(
-        ours=lambda: sinpe.table(length, encoding, out=out),
-        floor=lambda: out.fill_(1),
-        peers={name: lambda: build(length, dim)},
-        check=check,
-    )
-
-
-def diffusers_table(length: int, dim: int) -> Tensor:
-    return peer.diffusers_embedding(torch.arange(length), dim)
-
-
-def other_layout(encoding: sinpe.Encoding, length: int) -> Subjects:
-    """A table of another encoding than the paper's; compared with eager PyTorch, whose bits are the same."""
-    out = torch.empty(length, encoding.dim)
-
-    def check() -> None:
-        with sinpe.use_backend("eager"):
-            expected = sinpe.table(length, encoding)
-        if not torch.equal(sinpe.table(length, encoding, out=out), expected):
-            raise AssertionError(f"table of {encoding}: expected the bits of eager PyTorch")
-
-    return Subjects(lambda: sinpe.table(length, encoding, out=out), lambda: out.fill_(1), check=check)
-
-
-def add(shape: tuple[int, int, int], variant: str) -> Subjects:
-    """x + PE: "fresh", "out" or "inplace", against the same sum with a stored table."""
-    dim = shape[-1]
-    encoding = sinpe.Encoding(dim)
-    x = torch.randn(shape)
-    y = torch.empty_like(x)
-    pe = sinpe.table(shape[1], encoding)
-
-    def check() -> None:
-        rows = torch.linspace(0, shape[1] - 1, CHECK_ROWS).long()
-        exact = peer.exact_rows(rows, dim)
-        got = sinpe.add_(x.clone(), encoding) if variant == "inplace" else sinpe.add(x, encoding)
-        # |x| < 8, so the last rounding costs at most half a unit in the last place of 8
-        peer.agree("add", got[:, rows], x[:, rows].double() + exact, 2.0**-22 + tolerance(torch.float32, shape[1]))
-        if variant == "out" and not torch.equal(sinpe.add(x, encoding, out=y), got):
-            raise AssertionError("add: expected the same values with out= and without")
-
-    if variant == "inplace":
-        return Subjects(lambda: sinpe.add_(x, encoding), lambda: x.mul_(1.0), {"x.add_(pe)": lambda: x.add_(pe)}, check)
-    if variant == "out":
-        eager: Call = lambda: torch.add(x, pe, out=y)  # noqa: E731
-        return Subjects(lambda: sinpe.add(x, encoding, out=y), lambda: y.copy_(x), {"out=y": eager}, check)
-    return Subjects(lambda: sinpe.add(x, encoding), lambda: x.clone(), {"x + pe": lambda: x + pe}, check)
-
-
-def add_positions(batch: int, length: int, dim: int) -> Subjects:
-    """x + PE where each element of the batch has its own random positions, against rows of a stored table."""
-    encoding = sinpe.Encoding(dim)
-    x = torch.randn(batch, length, dim)
-    y, pe = torch.empty_like(x), sinpe.table(16384, encoding)
-    positions = torch.randint(0, len(pe), (batch, length), generator=torch.Generator().manual_seed(0))
-
-    def ours() -> Tensor:
-        return sinpe.add(x, encoding, positions=positions, out=y)
-
-    def check() -> None:
-        exact = peer.exact_rows(positions[0, :CHECK_ROWS], dim)
-        bound = 2.0**-22 + tolerance(torch.float32, len(pe))
-        peer.agree("add", ours()[0, :CHECK_ROWS], x[0, :CHECK_ROWS].double() + exact, bound)
-
-    return Subjects(ours, lambda: y.copy_(x), {"x + pe[positions]": lambda: torch.add(x, pe[positions], out=y)}, check)
-
-
-def encode(count: int, dim: int, dtype: torch.dtype = torch.float32) -> Subjects:
-    """Random 31-bit positions, against the float64 formula, converted (in float32 its results would be noise)."""
-    encoding = sinpe.Encoding(dim)
-    positions = torch.randint(0, 2**31 - 1, (count,), generator=torch.Generator().manual_seed(0))
-
-    def check() -> None:
-        some = positions[:CHECK_ROWS]
-        peer.agree(
-            "encode", sinpe.encode(some, encoding, dtype=dtype), peer.exact_rows(some, dim), tolerance(dtype, 2.0**31)
-        )
-
-    return Subjects(
-        ours=lambda: sinpe.encode(positions, encoding, dtype=dtype),
-        floor=lambda: torch.full((count, dim), 1.0, dtype=dtype),
-        peers={"float64 formula": lambda: peer.usual_table(positions.double().unsqueeze(1), index64(dim)).to(dtype)},
-        check=check,
-    )
-
-
-def index64(dim: int) -> Tensor:
-    return torch.arange(0, dim, 2, dtype=torch.float64)
-
-
-def decode_layer(dim: int, *, grad: bool) -> Subjects:
-    """One decode step, x of shape (1, 1, dim), with the layers."""
-    ours = sinpe.SinusoidalPositionalEncoding(dim, 0.1).eval()
-    usual = peer.UsualModule(4096, dim).eval()
-    x = torch.randn(1, 1, dim, requires_grad=grad)
-    return Subjects(
-        lambda: ours(x, start=1234), lambda: usual(x, 1234), check=lambda: step_agrees(x, ours(x, start=1234))
-    )
-
-
-def decode(dim: int, kind: str) -> Subjects:
-    """The same with the function: "fresh", into existing memory ("out"), or "inplace".
-
-    "fresh" has two parts of its time as peers: `torch.empty_like`, and a step of two channels, which has nearly no
-    arithmetic.
+    backward: with the dense gradient of weight.
     """
-    x, pe = torch.randn(1, 1, dim), sinpe.table(4096, dim)
-    encoding, y = sinpe.Encoding(dim), torch.empty(1, 1, dim)
-    if kind == "inplace":  # add zeros, so that x does not change
-        nothing, none = sinpe.Encoding(dim, amplitude=0.0), torch.zeros_like(pe)
-        return Subjects(
-            lambda: sinpe.add_(x, nothing, start=1234),
-            lambda: x.add_(none[1234:1235]),
-            check=lambda: step_agrees(x, sinpe.add_(x.clone(), encoding, start=1234)),
-        )
-    out = y if kind == "out" else None
+    shape = shape or place.shape()
+    batch, length, dim = shape
+    encoding, scale = sinpe.Encoding(dim), math.sqrt(dim)
+    weight, ids = place.randn((VOCABULARY, dim), dtype) / scale, token_ids(place, (batch, length), of_text=of_text)
+    pe, grad = sinpe.table(length, encoding, dtype=dtype, device=place.device), place.randn(shape, dtype)
+    y = torch.empty_like(grad)
+    options: dict[str, Any] = {"scale": scale, "dropout": dropout, "seed": place.seed()}
 
-    def ours() -> torch.Tensor:
-        return sinpe.add(x, encoding, start=1234, out=out)
+    def ours() -> Tensor:
+        return sinpe.embed(ids, weight, encoding, **options)
 
-    floor = (lambda: torch.add(x, pe[1234:1235], out=y)) if kind == "out" else (lambda: x + pe[1234:1235])
-    two, narrow = torch.randn(1, 1, 2), sinpe.Encoding(2)
-    parts: dict[str, Call] = {
-        "empty_like": lambda: torch.empty_like(x),
-        "two channels": lambda: sinpe.add(two, narrow, start=1234),
-    }
-    return Subjects(ours, floor, {} if kind == "out" else parts, check=lambda: step_agrees(x, ours()))
-
-
-def step_agrees(x: torch.Tensor, got: torch.Tensor) -> None:
-    exact = x.detach().double() + peer.exact_rows(torch.tensor([1234]), x.shape[-1])
-    peer.agree("decode", got.detach(), exact, 2.0**-22 + tolerance(torch.float32, 1234))
-
-
-def timesteps(count: int, dim: int) -> Subjects:
-    """A diffusion model's float timesteps, against diffusers' formula."""
-    encoding = sinpe.convention("ddpm", dim)
-    t = torch.linspace(0.5, 999.5, count)
+    def eager() -> Tensor:
+        total = functional.embedding(ids, weight) * scale + pe
+        return functional.dropout(total, dropout) if dropout else total
 
     def check() -> None:
-        exact = peer.exact_rows(t, dim, shift=1.0, interleaved=False)
-        peer.agree("timesteps", sinpe.encode(t, encoding), exact, tolerance(torch.float32, 1000))
+        total = weight[ids[-1]].double() * scale + sinpe.table(length, encoding, dtype=torch.float64, device=ids.device)
+        if dropout:
+            close_dropout(ours()[-1], total)
+        else:
+            close("embed", ours()[-1], total, size=16.0, farthest=length)
 
-    return Subjects(
-        ours=lambda: sinpe.encode(t, encoding),
-        floor=lambda: torch.empty(count, dim).fill_(1.0),
-        peers={"diffusers": lambda: peer.diffusers_embedding(t, dim)},
-        check=check,
+    compiled = torch.compile(eager)
+    if not backward:
+        floors: dict[str, Call] = {
+            "copy": lambda: y.copy_(grad),
+            "lookup": lambda: functional.embedding(ids, weight),
+        }
+        return Calls(ours, floors[floor], {"eager": eager, COMPILED: lambda: compiled()}, check, 2 * y.nbytes)
+
+    inputs = [weight.requires_grad_()]
+    both = gradients(ours, inputs, grad)
+
+    def check_gradients() -> None:
+        check()
+        constant = torch.full_like(weight.detach(), 8)  # so that no kept element is 0
+        fixed = {**options, "seed": 1}
+        kept = sinpe.embed(ids, constant, encoding, **fixed) != 0
+        (got,) = gradients(lambda: sinpe.embed(ids, weight, encoding, **fixed), inputs, grad)()
+        rows = torch.where(kept, grad, 0).flatten(0, 1)
+        some = torch.linspace(0, VOCABULARY - 1, 7).long().tolist()
+        want = torch.stack([rows[ids.flatten() == row].double().sum(0) for row in some]) * scale * KEPT_SCALE
+        largest = 1 + float(want.abs().max())
+        peer.agree("gradient of weight", got[some], want, largest * (8 * ROUNDING[dtype] + 2.0**-20))
+
+    def two_copies() -> None:
+        y.copy_(grad)
+        y.copy_(grad)
+
+    peers: dict[str, Call] = {
+        "eager": gradients(eager, inputs, grad),
+        COMPILED: gradients(lambda: compiled(), inputs, grad),
+    }
+    return Calls(both, two_copies, peers, check_gradients, 4 * y.nbytes)
+
+
+def compiled_chain(
+    place: Place, shape: tuple[int, int, int], dropout: float = 0.0, *, fused: bool = True, backward: bool = False
+) -> Calls:
+    """torch.compile of embedding -> scale, PE, dropout -> LayerNorm, against the same with a stored table.
+
+    fused: by our `embed`, otherwise by `add` after a lookup. backward: with the gradients of the weights.
+    """
+    batch, length, dim = shape
+    encoding, pe, scale = sinpe.Encoding(dim), sinpe.table(length, dim), math.sqrt(dim)
+    weight, ids, norm = (
+        place.randn((VOCABULARY, dim), torch.float32),
+        token_ids(place, (batch, length), of_text=False),
+        nn.LayerNorm(dim),
     )
-
-
-def eager_reference(length: int, dim: int) -> Subjects:
-    """The eager fallback, against the naive float32 formula; both with a fresh output."""
-    subjects = table(length, dim, reused=False)
-    return Subjects(ours=subjects.ours, floor=subjects.peers["naive float32 formula"], check=subjects.check)
-
-
-def compiled_chain(batch: int, length: int, dim: int, vocabulary: int = 32000) -> Subjects:
-    """torch.compile of embedding -> scale, PE -> LayerNorm, against the same with a stored table."""
-    encoding = sinpe.Encoding(dim)
-    scale = math.sqrt(dim)
-    weight = torch.randn(vocabulary, dim) / scale
-    ids = torch.randint(0, vocabulary, (batch, length))
-    norm = nn.LayerNorm(dim)
-    pe = sinpe.table(length, encoding)
+    weight, grad = (weight / scale).requires_grad_(backward), torch.randn(shape)
 
     def ours(ids: Tensor) -> Tensor:
-        return norm(sinpe.add(functional.embedding(ids, weight), encoding, scale=scale))
+        if fused:
+            return norm(sinpe.embed(ids, weight, encoding, scale=scale, dropout=dropout))
+        return norm(sinpe.add(functional.embedding(ids, weight), encoding, scale=scale, dropout=dropout))
 
     def ready(ids: Tensor) -> Tensor:
-        return norm(functional.embedding(ids, weight) * scale + pe)
+        return norm(functional.dropout(functional.embedding(ids, weight) * scale + pe, dropout))
 
     ours_compiled, ready_compiled = torch.compile(ours), torch.compile(ready)
 
+    def timed(call: Callable[[Tensor], Tensor]) -> Call:
+        return gradients(lambda: call(ids), [weight, *norm.parameters()], grad) if backward else lambda: call(ids)
+
     def check() -> None:
-        # LayerNorm of unit-variance rows in float32: both sum in different orders
-        peer.agree("torch.compile", ours_compiled(ids), ready_compiled(ids), 1e-4)
+        torch.manual_seed(0)
+        want = ours(ids)
+        torch.manual_seed(0)
+        peer.agree("torch.compile", ours_compiled(ids), want, 1e-4)  # LayerNorm sums in another order
 
-    return Subjects(
-        lambda: ours_compiled(ids), lambda: ready_compiled(ids), {"not compiled": lambda: ready(ids)}, check
-    )
+    return Calls(timed(ours_compiled), timed(ready_compiled), {"eager": timed(ready)}, check)
 
 
-WIDE, ALONE = (32, 512, 1024), (1, 16384, 1024)
-FILL, FULL, USUAL = "out.fill_(1)", "torch.full", "naive float32 formula"
+def example() -> Any:
+    """examples/train_language_model.py as a module."""
+    if not EXAMPLE.is_file():
+        raise FileNotFoundError("the training step needs examples/train_language_model.py: run it in a checkout")
+    spec = importlib.util.spec_from_file_location("sinpe_ext_train_language_model", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
-# fmt: off
-ROWS: tuple[Row, ...] = (
-    # name, title, calls, floor, target, peers with their targets
-    Row("table", "table 4096x1024, reused", lambda: table(4096, 1024), FILL, 1.45, {USUAL: 9.0}),
-    Row("fairseq", "table 4096x1024 t2t", lambda: builder("t2t", "fairseq", peer.fairseq_table, 4096, 1024),
-        FILL, None, {"fairseq": 10.0}),
-    Row("diffusers", "table 4096x1024 ddpm", lambda: builder("ddpm", "diffusers", diffusers_table, 4096, 1024),
-        FILL, None, {"diffusers": 10.0}),
-    Row("transformers", "table 4096x1024 paper_concat",
-        lambda: builder("paper_concat", "transformers", peer.transformers_table, 4096, 1024),
-        FILL, None, {"transformers": 10.0}, slow=True),
-    Row("table_long", "table 131072x512, reused", lambda: table(131072, 512), FILL, 1.2, {USUAL: None}),
-    Row("table_fresh", "table 131072x512, fresh", lambda: table(131072, 512, reused=False), FULL, 1.2, {USUAL: 4.0}),
-    Row("table_bf16", "table 4096x1024 bf16", lambda: table(4096, 1024, torch.bfloat16), FILL, 2.5, {USUAL: 12.0}),
-    Row("table_f16", "table 4096x1024 f16", lambda: table(4096, 1024, torch.float16), FILL, 3.5, {USUAL: 12.0}),
-    Row("table_f64", "table 4096x1024 f64", lambda: table(4096, 1024, torch.float64), FILL, 3.5, {USUAL: 3.0}),
-    Row("table_odd", "table 4096x1023", lambda: other_layout(sinpe.Encoding(1023), 4096), FILL),
-    Row("table_own", "table 4096x1024 own_index",
-        lambda: other_layout(sinpe.convention("own_index", 1024, start=0), 4096), FILL),
-    Row("add", "add (32,512,1024), fresh", lambda: add(WIDE, "fresh"), "x.clone()", 1.10, {"x + pe": 1.0}),
-    Row("add_out", "add (32,512,1024), out=", lambda: add(WIDE, "out"), "y.copy_(x)", 1.05, {"out=y": 1.0}),
-    Row("add_inplace", "add_ (32,512,1024)", lambda: add(WIDE, "inplace"), "x.mul_(1.0)", 1.10, {"x.add_(pe)": 1.0}),
-    Row("add_one", "add (1,16384,1024), fresh", lambda: add(ALONE, "fresh"), "x.clone()", 1.2, {"x + pe": 1.0}),
-    Row("add_one_out", "add (1,16384,1024), out=", lambda: add(ALONE, "out"), "y.copy_(x)", 1.35, {"out=y": 1.0}),
-    Row("add_one_inplace", "add_ (1,16384,1024)", lambda: add(ALONE, "inplace"), "x.mul_(1.0)", None,
-        {"x.add_(pe)": None}),
-    Row("add_few", "add (8,2048,1024), fresh", lambda: add((8, 2048, 1024), "fresh"), "x.clone()", None,
-        {"x + pe": 1.0}),
-    Row("add_positions", "add (32,512,1024), random positions, out=", lambda: add_positions(*WIDE), "y.copy_(x)", None,
-        {"x + pe[positions]": None}),
-    Row("encode", "encode 1M random int64 x 128", lambda: encode(1_000_000, 128), FULL, 1.5, {"float64 formula": 5.0}),
-    # No page faults: malloc keeps up to 32 MiB for the next call. The float64 result is larger.
-    Row("encode_kept", "encode 50k random int64 x 128, kept memory", lambda: encode(50_000, 128), FULL, 2.4,
-        {"float64 formula": 5.0}),
-    Row("encode_bf16", "encode 50k random int64 x 128, bfloat16", lambda: encode(50_000, 128, torch.bfloat16), FULL),
-    Row("encode_f64", "encode 50k random int64 x 128, float64, fresh", lambda: encode(50_000, 128, torch.float64),
-        FULL),
-    Row("decode", "decode step (1,1,512)", lambda: decode(512, "fresh"), "x + pe[i:i+1]", 1.1,
-        {"empty_like": None, "two channels": None}, threads=1),
-    Row("decode_out", "decode step, out=", lambda: decode(512, "out"), "out=y", threads=1),
-    Row("decode_inplace", "decode step, add_", lambda: decode(512, "inplace"), "x.add_(pe[i:i+1])", threads=1),
-    Row("decode_layer", "decode step, layer", lambda: decode_layer(512, grad=False), "a module", 1.25, threads=1),
-    Row("decode_grad", "decode step, layer, gradients", lambda: decode_layer(512, grad=True), "a module", threads=1,
-        grad=True),
-    Row("timesteps", "encode 8 timesteps x 320", lambda: timesteps(8, 320), "empty, fill_", 2.5, {"diffusers": 4.0}),
-    Row("eager", "eager reference, table 4096x1024", lambda: eager_reference(4096, 1024), USUAL, 1.5, backend="eager"),
-    Row("compile", "compiled embed, PE, LayerNorm", lambda: compiled_chain(*WIDE), "ready table", 1.05,
-        {"not compiled": None}, slow=True),
-)
-# fmt: on
+
+def training_step(place: Place, *, compiled: bool = False) -> Calls:
+    """One training step of the example's language model, with our layer and with plain PyTorch layers."""
+    lm = example()
+    torch.manual_seed(0)
+    data = torch.randint(90, (20_000,))
+
+    def step(kind: str) -> Callable[[], float]:
+        torch.manual_seed(0)
+        model = lm.model_of(kind, 90)
+        run = torch.compile(model) if compiled else model
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+        order = torch.Generator().manual_seed(0)
+
+        def one() -> float:
+            optimizer.zero_grad()
+            loss = lm.loss_of(run, *lm.batches(data, order))
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        return one
+
+    ours, torch_only = step("sinpe_ext"), step("torch")
+
+    def check() -> None:
+        mine, theirs = ours(), torch_only()
+        if not abs(mine - theirs) < 0.05:  # the same weights and data, two dropout masks
+            raise AssertionError(f"training step: expected a loss near {theirs:.3f}, got {mine:.3f}")
+
+    return Calls(ours, torch_only, {}, check)
+
+
+# --------------------------------------------------------------------------------------------------------------- others
+
+
+def against(build: Callable[[Place], Calls], name: str, place: Place) -> Calls:
+    """A row's call with one of its peers as its floor."""
+    calls = build(place)
+    return Calls(calls.ours, calls.peers[name], check=calls.check)
+
+
+def identified(place: Place, length: int, dim: int) -> Calls:
+    """`identify` of a checkpoint's float32 table of the naive float32 formula."""
+    stored = peer.naive(torch.arange(length).float(), dim)
+
+    def check() -> None:
+        best = sinpe.identify(stored)[0]
+        if best.encoding != sinpe.Encoding(dim):
+            raise AssertionError(f"identify: expected paper with base 10000, got {best}")
+
+    return Calls(lambda: sinpe.identify(stored), check=check)
+
+
+def copy_or_fill(place: Place, dtype: torch.dtype, *, copy: bool) -> Calls:
+    """The speed of torch's copy and fill. "Ours" is the floor again, which shows the spread."""
+    x = place.randn((place.elements,), dtype)
+    y = torch.empty_like(x)
+    call: Call = (lambda: y.copy_(x)) if copy else (lambda: y.fill_(1))
+    return Calls(call, call, moved=(2 if copy else 1) * x.nbytes)

@@ -7,8 +7,8 @@ import sys
 
 import torch
 
-from .cuda import ROWS
-from .cuda_cases import Place
+from .cases import Place
+from .rows import ROWS
 
 
 def main(name: str, place: Place) -> None:

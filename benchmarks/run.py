@@ -4,42 +4,30 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import sinpe_ext
-from sinpe_ext.cli.outputs import file_to_write
+import sinpe_ext as sinpe
 
-from . import cuda as cuda_run
-from . import picture, sweep
-from .cases import ROWS as INFERENCE_ROWS
-from .cases import Row
-from .grid import GRID_ROWS
-from .host import HOST_ROWS
-from .installed import INSTALLED_ROWS
-from .machine import ROOT, describe, machine
-from .process import PROCESSES, Process, Skipped
-from .progress import Progress
-from .report import aligned, flatness, met, missed, plural, processes, report_sizes, timed
-from .results_file import spread, write
-from .small import SMALL_ROWS
-from .sweep import Point
-from .timing import drifting, first_line, interleaved, on_threads, ratio, summary
-from .training import TRAINING_ROWS
+from .cases import Place, Row
+from .machine import ROOT, cuda_facts, cuda_place, describe, describe_cuda, machine, no_cuda
+from .process import PROCESSES, Process, measured
+from .report import aligned, met, missed, processes, timed, write
+from .rows import ROWS
+from .timing import device_samples, drifting, interleaved, on_threads, ratio, spread, summary
 
-ROWS = (*INFERENCE_ROWS, *INSTALLED_ROWS, *GRID_ROWS, *TRAINING_ROWS, *SMALL_ROWS, *HOST_ROWS)
 ROUNDS = 15
 QUICK_ROUNDS = 3
+MAX_THREADS = 4096
 RESULTS = ROOT / "benchmarks" / "results"
 
 
-class Refused(Exception):
+class BadRequest(Exception):
     """Raised for a request that cannot be run, with the message for the user and the exit status."""
 
     def __init__(self, message: str, status: int = 2) -> None:
@@ -53,137 +41,123 @@ class Plan:
 
     rows: list[tuple[Row, int]]
     processes: list[Process]
-    points: list[Point]
     no_cuda: str  # why CUDA is not measured, if it was not requested explicitly
     several: bool  # whether there are several numbers of threads, which the titles then include
     complete: bool  # whether the run has all rows and is stored with the committed results
-
-    def __len__(self) -> int:
-        return len(self.rows) + len(self.processes) + len(self.points)
-
-
-def names() -> list[str]:
-    """The names of all rows."""
-    names = [row.name for row in ROWS] + [process.name for process in PROCESSES]
-    return names + [row.name for row in cuda_run.ROWS]
 
 
 def main(options: argparse.Namespace) -> int:
     """Run the requested rows, print the report, write the JSON; return 1 for a wrong result, a failed row or peer."""
     try:
-        if options.replot:
-            print(picture.again(options.replot, options.plot))
-            return 0
         return run(plan(options), options)
-    except (Refused, picture.Undrawn) as error:
+    except BadRequest as error:
         print(error, file=sys.stderr)
-        return getattr(error, "status", 2)
+        return error.status
 
 
 def plan(options: argparse.Namespace) -> Plan:
-    """The plan for the options: rows by name, sizes only, or everything."""
+    """The plan for the options: rows by name, or everything."""
+    known = [row.name for row in ROWS] + [entry.name for entry in PROCESSES]
     asked = [name.strip() for name in options.rows.split(",")] if options.rows else []
-    unknown = [name for name in asked if name not in names()]
+    unknown = [name for name in asked if name not in known]
     if unknown:
-        raise Refused(f"rows: expected some of {', '.join(names())}; got {', '.join(unknown)}")
-    try:
-        sizes = None if options.sizes is None else sweep.read_sizes(options.sizes)
-        counts = sweep.read_threads(options.threads) if options.threads else (torch.get_num_threads(),)
-    except ValueError as error:
-        raise Refused(str(error)) from None
-    on_cpu, everything = options.device != "cuda", not asked and sizes is None
-    if everything and on_cpu and not options.quick:
-        sizes = sweep.SIZES
-    if sizes and not on_cpu:
-        raise Refused("sizes: they are measured on the CPU; leave --device cuda out")
-    check_outputs(options, bool(sizes))
+        raise BadRequest(f"rows: expected some of {', '.join(known)}; got {', '.join(unknown)}")
+    counts = read_threads(options.threads) if options.threads else (torch.get_num_threads(),)
+    check_output(options.json)
+    on_cpu, everything = options.device != "cuda", not asked
     wants_cuda = any(name.startswith("cuda_") for name in asked)
     on_cuda = options.device != "cpu" and (everything or wants_cuda)
-    missing = cuda_run.missing() if on_cuda else ""
+    missing = no_cuda() if on_cuda else ""
     if missing and (options.device == "cuda" or wants_cuda):
-        raise Refused(f"device: expected CUDA kernels, got none: {missing}", status=1)
+        raise BadRequest(f"device: expected CUDA kernels, got none: {missing}", status=1)
 
     def wanted(entry: Row | Process) -> bool:
         return entry.name in asked or (everything and not (options.quick and entry.slow))
 
-    rows = [(row, n) for row in ROWS if on_cpu and wanted(row) for n in ((row.threads,) if row.threads else counts)]
-    if on_cuda and not missing:
-        rows += [(row, torch.get_num_threads()) for row in cuda_run.chosen(asked)]
+    rows = []
+    for row in ROWS:
+        if row.device == "cuda" and on_cuda and not missing and (everything or row.name in asked):
+            rows.append((row, torch.get_num_threads()))
+        elif row.device == "cpu" and on_cpu and wanted(row):
+            rows += [(row, count) for count in ((row.threads,) if row.threads else counts)]
     return Plan(
         rows=rows,
         processes=[entry for entry in PROCESSES if on_cpu and wanted(entry)],
-        points=sweep.points(sizes or (), counts),
         no_cuda=missing if not options.quick else "",
         several=len(counts) > 1,
         complete=everything and on_cpu and not (options.quick or options.best),
     )
 
 
-def check_outputs(options: argparse.Namespace, sizes: bool) -> None:
-    """Checks before the measurements that the JSON and the figure can be written."""
-    if options.json is not None:
-        try:
-            path = file_to_write("json", options.json, or_folder=True)
-        except ValueError as error:
-            raise Refused(str(error)) from None
-        if not path.is_dir() and path.suffix != ".json":  # the figure is written next to it
-            raise Refused(f"json: expected a folder, or a file whose name ends in .json, got {options.json}; rename it")
-        if options.plot is not None and path == Path(options.plot):
-            raise Refused(f"plot: expected another file than the JSON's, got {options.plot}; pass a .png")
-    if options.plot is not None:
-        if not sizes:
-            raise Refused("plot: expected sizes to draw, got a run without them; add --sizes")
-        picture.check(options.plot)
+def read_threads(text: str) -> tuple[int, ...]:
+    """Parse numbers of threads such as "1,2"; in increasing order."""
+    parts = text.replace(" ", "").split(",")
+    if not all(part.isdecimal() and 0 < int(part) <= MAX_THREADS for part in parts):
+        raise BadRequest(
+            f"threads: expected numbers from 1 to {MAX_THREADS} with commas, got {text!r}; for example, 1,2"
+        )
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def check_output(text: str | None) -> None:
+    """Checks before the measurements that the JSON can be written."""
+    if text is None or Path(text).is_dir():
+        return
+    if not Path(text).parent.is_dir():
+        raise BadRequest(f"json: expected a file in a folder that exists, got {text}; make {Path(text).parent} first")
+    if Path(text).suffix != ".json":
+        raise BadRequest(f"json: expected a folder, or a file whose name ends in .json, got {text}; rename it")
 
 
 def run(todo: Plan, options: argparse.Namespace) -> int:
     """Measure, print the report, and save the results."""
     facts = machine()
-    print(f"sinpe_ext {facts['sinpe_ext']} of {Path(sinpe_ext.__file__).parent}, {facts['backend']}")
+    print(f"sinpe_ext {facts['sinpe_ext']} of {Path(sinpe.__file__).parent}, {facts['backend']}")
     print(describe(facts))
     if facts["backend"] != "compiled":
-        raise Refused(
-            f"sinpe_ext: expected the compiled backend, got {facts['backend']}; see sinpe_ext.backend_info()", 1
-        )
+        message = f"sinpe_ext: expected the compiled backend, got {facts['backend']}; see sinpe_ext.backend_info()"
+        raise BadRequest(message, status=1)
     rounds, best = QUICK_ROUNDS if options.quick else ROUNDS, options.best
-    points, quick = sweep.QUICK_ROUNDS if options.quick else sweep.ROUNDS, options.quick
     path = destination(options, facts, complete=todo.complete)
     results: dict[str, Any] = {"machine": facts, "statistic": "best" if best else "median", "rows": [], "processes": []}
-    results |= {"sizes": [], "flatness": [], "cuda": None}
+    places = {"cpu": Place(torch.device("cpu"))}
     if any(row.device == "cuda" for row, _ in todo.rows):
-        results["cuda"] = cuda_run.facts()
-        print(cuda_run.describe(results["cuda"]))
-    with Progress(len(todo)) as progress:
-        for row, count in todo.rows:
-            varied = todo.several and not row.threads and row.device == "cpu"
-            title = f"{row.title}, {plural(count, 'thread')}" if varied else row.title
-            progress.step(title)
-            results["rows"].append({**measure(row, rounds, best=best, threads=count), "title": title})
+        places["cuda"], results["cuda"] = cuda_place(), cuda_facts()
+        print(describe_cuda(results["cuda"]))
+    for entry in progress([*todo.rows, *todo.processes]):
+        if isinstance(entry, Process):
+            results["processes"].append(measured(entry))
+        else:
+            row, count = entry
+            found = measure(row, places[row.device], rounds, best=best, threads=count)
+            if todo.several and not row.threads and row.device == "cpu":
+                found["title"] += f", {count} thread{'s' if count > 1 else ''}"
+            results["rows"].append(found)
             if row.device == "cuda":
                 with contextlib.suppress(RuntimeError):  # of a device that an illegal access has made unusable
                     torch._dynamo.reset()  # the compiled peers keep their tensors
                     torch.cuda.empty_cache()
-            write(path, results)
-        for entry in todo.processes:
-            progress.step(entry.title)
-            results["processes"].append(measure_process(entry))
-            write(path, results)
-        for point in todo.points:
-            progress.step(point.title)
-            results["sizes"].append(sweep.measure(point, points, best=best, compile=not quick))
-            results["flatness"] = flatness(results["sizes"])
-            write(path, results)
+        write(path, results)
     print(text(results))
     if todo.no_cuda:
         print(f"\nnothing measured on CUDA: {todo.no_cuda}")
     if path is not None:
         print(f"written: {path}")
-    drawn = picture.after(results, path, options.plot)
-    if drawn:
-        print(drawn)
-    everything = [*results["rows"], *results["processes"], *results["sizes"]]
-    failed = any("error" in entry for entry in everything) or any(entry["peer_errors"] for entry in results["rows"])
-    return 1 if failed else 0  # a peer that cannot run is not compared with its target
+    failed = any("error" in entry for entry in (*results["rows"], *results["processes"]))
+    return 1 if failed or any(entry["peer_errors"] for entry in results["rows"]) else 0
+
+
+def progress(entries: list[tuple[Row, int] | Process]) -> Iterable[tuple[Row, int] | Process]:
+    """The entries, with a bar on a terminal with tqdm, else with a line for each on standard error."""
+    with contextlib.suppress(ImportError):
+        from tqdm import tqdm
+
+        if sys.stderr.isatty():
+            yield from tqdm(entries, leave=False, dynamic_ncols=True, unit="row")
+            return
+    for entry in entries:
+        print(f"... {(entry if isinstance(entry, Process) else entry[0]).title}", file=sys.stderr, flush=True)
+        yield entry
 
 
 def text(results: dict[str, Any]) -> str:
@@ -191,7 +165,6 @@ def text(results: dict[str, Any]) -> str:
     parts = [
         "\n" + aligned(timed(results["rows"])) if results["rows"] else "",
         "\n" + aligned(processes(results["processes"])) if results["processes"] else "",
-        report_sizes(results["sizes"]) if results["sizes"] else "",
         missed(results),
     ]
     return "\n".join(filter(None, parts))
@@ -209,37 +182,31 @@ def destination(options: argparse.Namespace, facts: dict[str, Any], *, complete:
 @contextlib.contextmanager
 def circumstances(row: Row) -> Iterator[None]:
     """Context manager: the gradient mode and the backend of a row."""
-    import sinpe_ext as sinpe
-
-    with (
-        torch.set_grad_enabled(row.grad),
-        sinpe.use_backend(row.backend) if row.backend != "auto" else contextlib.nullcontext(),
-    ):
+    chosen = sinpe.use_backend(row.backend) if row.backend != "auto" else contextlib.nullcontext()
+    with torch.set_grad_enabled(row.grad), chosen:
         yield
 
 
-def measure(row: Row, rounds: int, *, best: bool = False, threads: int | None = None) -> dict[str, Any]:
+def measure(row: Row, place: Place, rounds: int, *, best: bool = False, threads: int | None = None) -> dict[str, Any]:
     """Check one row's results, then time it, with its own number of threads or the given one."""
     result: dict[str, Any] = {"name": row.name, "title": row.title, "floor": row.floor, "target": row.target}
     result |= {"device": row.device, "peer_errors": {}}
     try:
         with circumstances(row), on_threads(row.threads or threads) as count:
             result["threads"] = count
-            subjects = row.build()
-            subjects.check()
-            calls = {"floor": subjects.floor} if subjects.floor else {}
-            calls["ours"] = subjects.ours
-            for name, peer in subjects.peers.items():
+            calls = row.build(place)
+            calls.check()
+            subjects = {"floor": calls.floor} if calls.floor else {}
+            subjects["ours"] = calls.ours
+            for name in row.peers:
                 try:
-                    peer()
-                    calls[f"peer:{name}"] = peer
+                    calls.peers[name]()
+                    subjects[f"peer:{name}"] = calls.peers[name]
                 except Exception as error:  # for example torch.compile without a compiler
                     result["peer_errors"][name] = first_line(error)
             unsteady: list[str] = []
-            samples = interleaved(calls, rounds, count, unsteady.append)
-            on_device = cuda_run.device_samples(calls, rounds) if times_device(row) else {}
-    except Skipped as reason:
-        return {**result, "skipped": str(reason)}
+            samples = interleaved(subjects, rounds, count, unsteady.append)
+            on_device = device_samples(subjects, rounds) if times_device(row) else {}
     except Exception as error:  # the other rows still run; this one is reported and fails the run
         return {**result, "error": first_line(error)}
     if unsteady := [*unsteady, *drifting(samples)]:
@@ -254,8 +221,8 @@ def measure(row: Row, rounds: int, *, best: bool = False, threads: int | None = 
     if "floor" in seconds:
         to_floor = ratio(samples, "ours", "floor", best=best)
         result |= {"floor_ms": 1e3 * seconds["floor"], "ratio": to_floor, "met": met(to_floor, row.target, most=True)}
-    if subjects.moved:
-        result["gigabytes_per_second"] = subjects.moved / ours / 1e9
+    if row.device == "cuda" and not row.host:
+        result["gigabytes_per_second"] = calls.moved / ours / 1e9
     result["peers"] = [
         {
             "name": name,
@@ -271,7 +238,7 @@ def measure(row: Row, rounds: int, *, best: bool = False, threads: int | None = 
 
 
 def times_device(row: Row) -> bool:
-    """Whether the figures of a row are those of the device's clock, beside which wall time is told."""
+    """Whether the figures of a row are those of the device's clock, beside which there is wall time."""
     return row.device == "cuda" and not row.host and torch.cuda.is_available()
 
 
@@ -279,13 +246,6 @@ def without_prefix(name: str) -> str:
     return name.removeprefix("peer:")
 
 
-def measure_process(entry: Process) -> dict[str, Any]:
-    """Run one measurement in separate processes."""
-    result: dict[str, Any] = {"name": entry.name, "title": entry.title, "unit": entry.unit, "target": entry.target}
-    try:
-        value = entry.measure()
-    except Skipped as reason:
-        return {**result, "skipped": str(reason)}
-    except subprocess.TimeoutExpired as error:
-        return {**result, "error": f"took more than {error.timeout:.0f} s"}
-    return {**result, "value": value, "met": met(value, entry.target, most=True)}
+def first_line(error: BaseException) -> str:
+    """The type of an error and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"

@@ -13,7 +13,6 @@ import time
 import torch
 
 import sinpe_ext as sinpe
-from sinpe_ext.backend import loader
 
 counting = "--count" in sys.argv
 device = torch.device(next((name for name in sys.argv[1:] if not name.startswith("-")), "cuda"))
@@ -72,8 +71,9 @@ def run(dtype: torch.dtype, width: int) -> list[torch.Tensor]:
 
 
 def run_all() -> None:
-    if device.type == "cuda":
-        loader.build("cuda")  # raises an error if there are no kernels
+    backend = sinpe.backend_info().device(device.type)
+    if backend.backend != "compiled":
+        sys.exit(f"sanitizer subset: expected compiled kernels for {device}, got none: {backend.reason}")
     for dtype, width in [(torch.float32, 66), (torch.bfloat16, 33)] if few else ROUNDS:
         begin = time.perf_counter()
         for result in run(dtype, width):

@@ -1,121 +1,237 @@
-"""Rows of small data: few channels a position, as of Fourier features, against the naive float32 formula; and tensors
-that fit into a cache."""
+"""Rows of little data on one thread: a decoding step, where a call costs more than its arithmetic, and sums inside the
+cache, against the same work in eager PyTorch with a stored table. On a device, the time until the host has queued the
+call.
+"""
 
 from __future__ import annotations
 
-import math
-from functools import partial
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 import sinpe_ext as sinpe
 
 from . import peers as peer
-from .cases import CHECK_ROWS, Row, Subjects, tolerance
+from .cases import KEPT_SCALE, ROUNDING, Calls, P, Place, Row, gradients
 
-VALUES = 2**21  # of a result: 8 MiB, for which malloc keeps its memory
-LARGEST = 1000  # position
+WORDS, START = 1000, 7
+HEIGHT, WIDTH, CHANNELS = 4, 4, 64
 
 
-def encode(dim: int, *, integers: bool) -> Subjects:
-    """Positions up to 1000, integers or not."""
-    encoding, index = sinpe.Encoding(dim), torch.arange(0, dim, 2).float()
-    positions = torch.rand(VALUES // dim, generator=torch.Generator().manual_seed(0)) * LARGEST
-    positions = positions.long() if integers else positions
+class Tensors:
+    """The tensors of a row, x of shape (batch, length, channels), and what eager code adds."""
+
+    def __init__(self, place: Place, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+        batch, length, dim = shape
+        device = place.device
+        self.length, self.stop = length, START + length
+        self.x, self.grad = place.randn(shape, dtype), place.randn(shape, dtype)
+        self.y, self.x_first = torch.empty_like(self.x), self.x.transpose(0, 1).contiguous()
+        self.x_class = torch.cat([self.x[:, :1], self.x], 1)  # with a class token
+        self.weight = place.randn((WORDS, dim), dtype)
+        self.ids = torch.randint(WORDS, (batch, length), generator=torch.Generator().manual_seed(0)).to(device)
+        self.ids32, self.seed = self.ids.int(), torch.tensor(1, device=device)
+        self.pe = sinpe.table(128, dim, dtype=dtype, device=device)
+        self.pe_class = functional.pad(self.pe[:length], (0, 0, 1, 0))
+        self.starts, self.alpha = torch.arange(batch, device=device), torch.full((1,), 0.5, device=device, dtype=dtype)
+        self.steps, self.positions = (torch.arange(first, first + length, device=device) for first in (0, START))
+        self.positions32 = self.positions.int()
+        self.mask = (torch.arange(batch * length, device=device) % 8 > 4).view(batch, length)
+        self.image = place.randn((2, HEIGHT, WIDTH, CHANNELS), torch.float32)
+        self.grid, self.grid_later = (
+            sinpe.table((HEIGHT, WIDTH), "mae2d", dim=CHANNELS, start=start, device=device) for start in (0, (3, 5))
+        )
+        self.image_class = torch.cat([self.image.new_ones(2, 1, CHANNELS), self.image.flatten(1, 2)], 1)
+        self.grid_class = functional.pad(self.grid.flatten(0, 1), (0, 0, 1, 0))
+
+    def rows_of_starts(self) -> Tensor:
+        if self.length == 1:
+            return self.pe[self.starts].unsqueeze(1)
+        return self.pe[self.starts.unsqueeze(1) + self.steps]
+
+    def embedded(self) -> Tensor:
+        return functional.embedding(self.ids, self.weight) * 2.0 + self.pe[: self.length]
+
+    @cached_property
+    def layers(self) -> tuple[nn.Module, nn.Module]:
+        """Ours, and the tutorial's module."""
+        dim = self.x.shape[-1]
+        return sinpe.SinusoidalPositionalEncoding(dim, P), _tutorial(dim).to(self.x.device)
+
+    @cached_property
+    def embeddings(self) -> tuple[nn.Module, nn.Module]:
+        """The same after a lookup of `weight`, with which they share memory."""
+        theirs = nn.Sequential(nn.Embedding.from_pretrained(self.weight, freeze=False), _tutorial(self.x.shape[-1]))
+        return sinpe.SinusoidalEmbedding.from_pretrained(self.weight, freeze=False, dropout=P), theirs.to(self.x.device)
+
+
+def _tutorial(dim: int) -> nn.Module:
+    return nn.Sequential(peer.NaiveModule(128, dim), nn.Dropout(P))
+
+
+class Work(NamedTuple):
+    """A call and the same in eager PyTorch; gradient: of which tensor, with a forward and backward pass."""
+
+    title: str
+    ours: Callable[[Tensors], Tensor]
+    eager: Callable[[Tensors], Tensor]
+    dropout: bool = False
+    gradient: str = ""
+
+
+# fmt: off
+WORK: dict[str, Work] = {
+    "add": Work("add", lambda t: sinpe.add(t.x, start=START), lambda t: t.x + t.pe[START : t.stop]),
+    "out": Work("add, out=", lambda t: sinpe.add(t.x, start=START, out=t.y),
+        lambda t: torch.add(t.x, t.pe[START : t.stop], out=t.y)),
+    "starts": Work("add, starts in a tensor", lambda t: sinpe.add(t.x, start=t.starts),
+        lambda t: t.x + t.rows_of_starts()),
+    "positions": Work("add, positions", lambda t: sinpe.add(t.x, positions=t.positions),
+        lambda t: t.x + t.pe[t.positions]),
+    "positions32": Work("add, positions in int32", lambda t: sinpe.add(t.x, positions=t.positions32),
+        lambda t: t.x + t.pe[t.positions32]),
+    "alpha": Work("add, alpha in a tensor", lambda t: sinpe.add(t.x, start=START, alpha=t.alpha),
+        lambda t: t.x + t.alpha * t.pe[START : t.stop]),
+    "mask": Work("add, padding mask", lambda t: sinpe.add(t.x, start=START, padding_mask=t.mask),
+        lambda t: torch.where(t.mask.unsqueeze(-1), t.x, t.x + t.pe[START : t.stop])),
+    "sequence_first": Work("add, seq_dim=0", lambda t: sinpe.add(t.x_first, seq_dim=0, start=START),
+        lambda t: t.x_first + t.pe[START : t.stop].unsqueeze(1)),
+    "extra_tokens": Work("add, extra_tokens=1", lambda t: sinpe.add(t.x_class, extra_tokens=1),
+        lambda t: t.x_class + t.pe_class),
+    "dropout": Work("add + dropout", lambda t: sinpe.add(t.x, start=START, dropout=P),
+        lambda t: functional.dropout(t.x + t.pe[START : t.stop], P), dropout=True),
+    "dropout_seed": Work("add + dropout, seed=1", lambda t: sinpe.add(t.x, start=START, dropout=P, seed=1),
+        lambda t: functional.dropout(t.x + t.pe[START : t.stop], P), dropout=True),
+    "dropout_seed_tensor": Work("add + dropout, seed in a tensor",
+        lambda t: sinpe.add(t.x, start=START, dropout=P, seed=t.seed),
+        lambda t: functional.dropout(t.x + t.pe[START : t.stop], P), dropout=True),
+    "embed": Work("embed", lambda t: sinpe.embed(t.ids, t.weight, scale=2.0), lambda t: t.embedded()),
+    "embed32": Work("embed, ids in int32", lambda t: sinpe.embed(t.ids32, t.weight, scale=2.0),
+        lambda t: functional.embedding(t.ids32, t.weight) * 2.0 + t.pe[: t.length]),
+    "embed_dropout": Work("embed + dropout", lambda t: sinpe.embed(t.ids, t.weight, scale=2.0, dropout=P),
+        lambda t: functional.dropout(t.embedded(), P), dropout=True),
+    "train_plain": Work("add, backward", lambda t: sinpe.add(t.x, start=START), lambda t: t.x + t.pe[START : t.stop],
+        gradient="x"),
+    "train_alpha": Work("add, backward to alpha", lambda t: sinpe.add(t.x, start=START, alpha=t.alpha),
+        lambda t: t.x + t.alpha * t.pe[START : t.stop], gradient="alpha"),
+    "train": Work("add + dropout, backward", lambda t: sinpe.add(t.x, start=START, dropout=P),
+        lambda t: functional.dropout(t.x + t.pe[START : t.stop], P), dropout=True, gradient="x"),
+    "embed_train_plain": Work("embed, backward", lambda t: sinpe.embed(t.ids, t.weight, scale=2.0),
+        lambda t: t.embedded(), gradient="weight"),
+    "embed_train": Work("embed + dropout, backward", lambda t: sinpe.embed(t.ids, t.weight, scale=2.0, dropout=P),
+        lambda t: functional.dropout(t.embedded(), P), dropout=True, gradient="weight"),
+    "layer_train": Work("layer, backward", lambda t: t.layers[0](t.x), lambda t: t.layers[1](t.x),
+        dropout=True, gradient="x"),
+    "embedding_layer_train": Work("embedding layer, backward", lambda t: t.embeddings[0](t.ids),
+        lambda t: t.embeddings[1](t.ids), dropout=True, gradient="embeddings"),
+    "grid": Work("add, mae2d", lambda t: sinpe.add(t.image, "mae2d"), lambda t: t.image + t.grid),
+    "grid_start": Work("add, mae2d, start=(3, 5)", lambda t: sinpe.add(t.image, "mae2d", start=(3, 5)),
+        lambda t: t.image + t.grid_later),
+    "grid_extra_tokens": Work("add, mae2d, extra_tokens=1",
+        lambda t: sinpe.add(t.image_class, "mae2d", grid_shape=(HEIGHT, WIDTH), extra_tokens=1),
+        lambda t: t.image_class + t.grid_class),
+    "grid_dropout": Work("add + dropout, mae2d", lambda t: sinpe.add(t.image, "mae2d", dropout=P),
+        lambda t: functional.dropout(t.image + t.grid, P), dropout=True),
+}
+# fmt: on
+
+
+def agree(ours: Tensor, eager: Tensor, dropout: bool) -> None:
+    """Compares a row's two results; with dropout, for which each draws its own mask, the elements that both keep."""
+    kept = (ours != 0) & (eager != 0) if dropout else torch.ones_like(ours, dtype=torch.bool)
+    if not kept.any():
+        raise AssertionError("small: expected elements that are not 0 in both results, got none")
+    scale = KEPT_SCALE * (1 - P) if dropout else 1.0
+    bound = max(2.0**-16, 64 * ROUNDING[ours.dtype])  # a gradient is summed in another order
+    peer.agree("small", ours[kept].cpu(), eager[kept].double().cpu() * scale, bound)
+
+
+def calls(place: Place, work: Work, shape: tuple[int, int, int], dtype: torch.dtype = torch.float32) -> Calls:
+    t = Tensors(place, shape, dtype)
+    pair: list[Callable[[], Any]] = [partial(work.ours, t), partial(work.eager, t)]
+    if work.gradient == "embeddings":
+        wanted = [layer.get_parameter(name) for layer, name in zip(t.embeddings, ("weight", "0.weight"), strict=True)]
+    elif work.gradient:
+        wanted = [getattr(t, work.gradient).requires_grad_()] * 2
+    if work.gradient:
+        pair = [gradients(run, [tensor], t.grad) for run, tensor in zip(pair, wanted, strict=True)]
+    ours, eager = pair
 
     def check() -> None:
-        some = positions[:CHECK_ROWS]
-        peer.agree("small", sinpe.encode(some, encoding), peer.exact_rows(some, dim), tolerance(torch.float32, LARGEST))
+        mine, theirs = ours(), eager()
+        if work.gradient:
+            (mine,), (theirs,) = mine, theirs
+        agree(mine, theirs, work.dropout)
 
-    return Subjects(
-        ours=lambda: sinpe.encode(positions, encoding),
-        floor=lambda: torch.full((VALUES // dim, dim), 1.0),
-        peers={"naive float32 formula": lambda: peer.usual_table(positions.float().unsqueeze(1), index)},
-        check=check,
+    return Calls(ours, eager, check=check, moved=0 if work.gradient else 2 * t.x.nbytes)
+
+
+def decode_layer(place: Place, *, grad: bool) -> Calls:
+    """One decoding step, x of shape (1, 1, 512), with the layers."""
+    ours = sinpe.SinusoidalPositionalEncoding(512, P).eval()
+    naive = peer.NaiveModule(4096, 512).eval()
+    x = torch.randn(1, 1, 512, requires_grad=grad)
+    return Calls(
+        lambda: ours(x, start=START),
+        lambda: naive(x, START),
+        check=lambda: agree(ours(x, start=START), naive(x, START), False),
     )
 
 
-def turns(layout: str, dim: int, parts: int) -> Subjects:
-    """Positions that are multiples of 1 / parts, in turns: many of the values are exactly 0, 1 or -1."""
-    frequencies = tuple(2.0**k for k in range(dim // 2))
-    encoding = sinpe.Encoding(dim, unit="turn", layout=layout, frequencies=frequencies)
-    whole = torch.randint(0, 5000, (VALUES // dim,), generator=torch.Generator().manual_seed(0))
-    positions, turned = whole if parts == 1 else whole / parts, torch.tensor(frequencies, dtype=torch.float64)
-    angular = (2 * math.pi * turned).float()
+def rows_of(
+    prefix: str,
+    title: str,
+    targets: dict[str, float | None],
+    shape: tuple[int, int, int],
+    dtype: torch.dtype = torch.float32,
+    **fields: Any,
+) -> Iterable[Row]:
+    """A row for each name in `targets`, the largest ratios of ours to eager."""
+    for name, target in targets.items():
+        build = partial(calls, work=WORK[name], shape=shape, dtype=dtype)
+        yield Row(prefix + name, f"{title}: {WORK[name].title}", build, "eager", target, threads=1, **fields)
 
-    def of(angle: torch.Tensor) -> torch.Tensor:
-        values = angle.sin(), angle.cos()
-        return torch.cat(values, -1) if layout == "sin_cos" else torch.stack(values, -1).flatten(-2)
 
-    def check() -> None:
-        some = positions[:CHECK_ROWS]
-        exact = of(2 * math.pi * (some.double().unsqueeze(-1) * turned % 1))
-        peer.agree("turns", sinpe.encode(some, encoding), exact, tolerance(torch.float32, 1))
+def host_targets() -> dict[str, float | None]:
+    trained = {name: 1.25 for name in WORK if "train" in name}
+    return {name: 2.0 if name.startswith("grid") else trained.get(name, 1.1) for name in WORK}
 
-    return Subjects(
-        ours=lambda: sinpe.encode(positions, encoding),
-        floor=lambda: torch.full((VALUES // dim, dim), 1.0),
-        peers={"naive float32 formula": lambda: of(positions.float().unsqueeze(-1) * angular)},
-        check=check,
+
+# Inside the cache, the stored table is read from it as fast as x; dropout in torch is several passes.
+CACHED: dict[str, float | None] = {"add": 1.15, "alpha": 1.15, "sequence_first": 1.25, "starts": 1.0, "mask": 1.0}
+CACHED |= {"embed": 1.0, "positions": 1.15, "train_plain": 1.2, "dropout": 0.25}
+STEP, ONE_STEP = (8, 1, 512), (1, 1, 512)
+
+DECODE_ROWS = (
+    Row("decode", "decode step (1,1,512)", partial(calls, work=WORK["add"], shape=ONE_STEP), "x + pe[i:i+1]", 1.1,
+        threads=1),
+    Row("decode_out", "decode step, out=", partial(calls, work=WORK["out"], shape=ONE_STEP), "out=y", threads=1),
+    Row("decode_layer", "decode step, layer", partial(decode_layer, grad=False), "a module", 1.25, threads=1),
+    Row("decode_grad", "decode step, layer, gradients", partial(decode_layer, grad=True), "a module", threads=1,
+        grad=True),
+)  # fmt: skip
+HOST_ROWS = tuple(rows_of("host_", "host time", host_targets(), STEP))
+CACHED_ROWS = tuple(
+    row
+    for dtype, s in ((torch.float32, ""), (torch.bfloat16, "_bf16"))
+    for batch, length in ((1, 32), (8, 64))
+    for row in rows_of(
+        f"cached_{batch}x{length}{s}_",
+        f"in the cache ({batch},{length},512){s.replace('_', ' ')}",
+        CACHED,
+        (batch, length, 512),
+        dtype,
+        slow=bool(s),
     )
-
-
-def fourier(features: int) -> Subjects:
-    """Random Fourier features of points: sines and cosines of 2 pi x @ frequencies, by the recipe of
-    docs/conventions.md."""
-    generator, encoding = torch.Generator().manual_seed(0), sinpe.Encoding(2, unit="turn")
-    x = torch.rand(VALUES // (2 * features), 3, generator=generator)
-    frequencies = torch.randn(3, features, generator=generator) * 10
-
-    def ours() -> torch.Tensor:
-        return sinpe.encode(x @ frequencies, encoding)
-
-    def usual() -> torch.Tensor:
-        angle = 2 * math.pi * (x @ frequencies)
-        return torch.stack([angle.sin(), angle.cos()], -1)
-
-    def check() -> None:
-        angle = 2 * math.pi * (x[:97] @ frequencies).double()
-        peer.agree("fourier", ours()[:97], torch.stack([angle.sin(), angle.cos()], -1), 1e-5)  # x @ in two sizes
-
-    return Subjects(ours, lambda: torch.full((len(x), features, 2), 1.0), {"naive float32 formula": usual}, check)
-
-
-def add_cached(shape: tuple[int, int, int]) -> Subjects:
-    """`add` of data in a cache, to existing memory, against the sum with a stored table, also in the cache."""
-    x, pe = torch.randn(shape), sinpe.table(*shape[1:])
-    out = torch.empty_like(x)
-
-    def check() -> None:
-        exact = x.double() + peer.exact_rows(torch.arange(shape[1]), shape[2])
-        peer.agree("add", sinpe.add(x, out=out), exact, 2.0**-22 + tolerance(torch.float32, shape[1]))
-
-    return Subjects(lambda: sinpe.add(x, out=out), lambda: torch.add(x, pe, out=out), check=check)
-
-
-def rows() -> tuple[Row, ...]:
-    faster: dict[str, float | None] = {"naive float32 formula": 1.0}
-    title = f"Fourier features ({VALUES // 256}, 3) x 128"
-    bench_rows = [Row("fourier", title, partial(fourier, 128), "torch.full", None, faster)]
-    for dim in (2, 4, 8, 16, 32, 64):
-        for integers in (True, False):
-            kind = "int64" if integers else "float32"
-            title = f"encode {VALUES // dim} {kind} x {dim}"
-            build = partial(encode, dim, integers=integers)
-            bench_rows.append(Row(f"encode_{dim}_{kind}", title, build, "torch.full", None, faster))
-    for dim, layout, parts, values in (
-        (2, "interleaved", 1, "whole"),
-        (2, "interleaved", 8, "eighths of"),
-        (20, "interleaved", 512, "512ths of"),
-        (48, "sin_cos", 512, "512ths of"),
-    ):
-        title = f"encode {VALUES // dim} {values} turns x {dim}, {layout}"
-        build = partial(turns, layout, dim, parts)
-        bench_rows.append(Row(f"encode_{dim}_turns_{parts}", title, build, "torch.full", None, faster))
-    for shape in ((1, 64, 768), (1, 196, 768), (8, 64, 768), (8, 196, 768), (32, 64, 768)):
-        title = f"add {str(shape).replace(' ', '')}, out="
-        bench_rows.append(Row("add_{}_{}_{}".format(*shape), title, partial(add_cached, shape), "a stored table", None))
-    return tuple(bench_rows)
-
-
-SMALL_ROWS = rows()
+)
+CUDA_HOST_ROWS = tuple(rows_of("cuda_host_", "CUDA host time", host_targets(), STEP, device="cuda", host=True))
+CUDA_DECODE_ROWS = tuple(
+    row
+    for dtype, s in ((torch.float32, "f32"), (torch.bfloat16, "bf16"))
+    for row in rows_of(f"cuda_decode_{s}_", f"CUDA: decode step {s}", {"add": 1.15, "dropout": None}, (8, 1, 4096),
+                       dtype, device="cuda")
+)  # fmt: skip

@@ -1,45 +1,40 @@
-"""`make check-cuda`: compiles, links and loads the CUDA library without a device.
+"""`make check-cuda`: compiles, links and loads the CUDA library without a device. Needs nvcc.
 
 1. nvcc compiles every kernel for each architecture, without warnings and register spills.
-2. The binding compiles against the headers of a CUDA build of torch, and the library links without undefined symbols.
-   If this environment's torch is not a CUDA build, one is taken from a wheel, which is downloaded if none is given.
-3. The library loads into this environment's torch, usually a CPU build, and registers a CUDA kernel for each operator.
+2. The binding compiles against this environment's torch, also a CPU build, and links without undefined symbols.
+3. The library loads there and registers a CUDA kernel for each operator.
 4. The benchmark of the kernels without torch compiles and links with them.
 
-The results are in build/cuda-check: the object files, nvcc's output next to each, the library and the benchmark.
+The results are in build/cuda-check: the object files, the library and the benchmark.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import torch
+
 from sinpe_ext.backend import compilation, cuda_compiler
-from sinpe_ext.backend.compilation import BuildUnavailable
 
 ROOT = Path(__file__).resolve().parent.parent
-
+CSRC = ROOT / "csrc"
 OUT = ROOT / "build" / "cuda-check"
 ARCHITECTURES = "7.5 8.0 9.0 10.0 12.0"
-TORCH = "2.12.0"  # a CUDA build to link with
-LIBRARIES = ("libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libc10.so", "libc10_cuda.so")
-DISK = 2_500_000_000  # bytes: the wheel, what is unpacked of it, and the build
-STREAM = "aoti_torch_get_current_cuda_stream"  # what the binding looks up in libtorch_cuda.so at run time
+INCLUDE = [f"-I{folder}" for folder in compilation.include_directories(CSRC)]
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 # Functions that a header declares and only some of the including files use are not an error.
 KERNEL_WARNINGS = ["-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Wno-unused-function,-Wno-unknown-pragmas"]
 KERNEL_WARNINGS += ["-Xptxas", "-warn-spills"]  # registers that are spilled to memory are an error, too
-ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
-FORBIDDEN = ("libcudart", "libtorch_python", "libtorch_cuda", "libc10_cuda")
+LIBRARIES = ("torch", "torch_cpu", "torch_cuda", "c10", "c10_cuda")  # those that this torch has
+FORBIDDEN = ("libcudart", "libtorch_python", "libtorch_cuda", "libc10_cuda")  # it loads without them
 
 LOADS = """
 import sys, torch
@@ -56,188 +51,78 @@ print(f"torch {torch.__version__}: {len(names)} operators have a CUDA kernel")
 """
 
 
-class Failure(Exception):
-    """Raised if a check fails; the message is for the user."""
-
-
-@dataclass
-class Torch:
-    """A torch to compile and link against."""
-
-    folder: Path  # holds include and lib
-    version: str
-    cuda: str | None
-
-    @property
-    def include(self) -> list[str]:
-        folders = (self.folder / "include", self.folder / "include" / "torch" / "csrc" / "api" / "include")
-        return [part for folder in folders for part in ("-isystem", str(folder))]
-
-
-def say(text: str) -> None:
-    print(f"check-cuda: {text}", flush=True)
-
-
-@contextmanager
-def step(name: str) -> Iterator[None]:
-    started = time.monotonic()
-    say(name)
-    yield
-    say(f"    {time.monotonic() - started:.1f} s")
-
-
-def run(command: Sequence[object]) -> str:
+def run(*command: object) -> str:
+    """The output of a command; ends the program with it if the command fails."""
     words = list(map(str, command))
-    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    done = subprocess.run(words, **both, text=True, errors="replace", cwd=ROOT)
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     if done.returncode:
-        raise Failure(f"{' '.join(words)}\n{done.stdout}")
+        sys.exit(f"check-cuda: FAILED: {' '.join(words)}\n{done.stdout}")
     return done.stdout
 
 
-# -------------------------------------------------------------------------------------------------------------- torch
+def compile_kernels(nvcc: str, architectures: list[str]) -> list[Path]:
+    numbers = [name.replace(".", "") for name in architectures]
+    flags = [*cuda_compiler.compile_flags(), "-Xcompiler", "-fPIC", *INCLUDE, *KERNEL_WARNINGS]
+    flags += [f"-gencode=arch=compute_{number},code=sm_{number}" for number in numbers]
+
+    def compiled(source: Path) -> Path:
+        run(nvcc, *flags, "-c", source, "-o", made := OUT / f"{source.name}.o")
+        return made
+
+    with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)) as pool:
+        return list(pool.map(compiled, kernel_sources(".cu")))
 
 
-def environments_torch() -> Torch:
-    import torch
-
-    return Torch(Path(torch.__file__).parent, str(torch.__version__), torch.version.cuda)
+def kernel_sources(suffix: str) -> list[Path]:
+    return [path for path in compilation.sources("cuda", CSRC) if path.suffix == suffix]
 
 
-def cuda_torch(wanted: str) -> Torch:
-    """This environment's torch if it is a CUDA build, otherwise that of a wheel or version."""
-    current = environments_torch()
-    if current.cuda:
-        return current
-    unpacked = OUT / "wheel"
-    done = unpacked / "done"  # names what was unpacked, if all of it was
-    if not done.exists() or done.read_text() != wanted:
-        shutil.rmtree(unpacked, ignore_errors=True)
-        free = shutil.disk_usage(OUT).free
-        if free < DISK:
-            raise Failure(f"{OUT}: expected {DISK / 1e9:.1f} GB of free disk for a CUDA torch, got {free / 1e9:.1f} GB")
-        unpack(Path(wanted) if wanted.endswith(".whl") else downloaded(wanted), unpacked)
-        done.write_text(wanted)
-    fields = dict(re.findall(r"^(__version__|cuda)\b.*= '(.*)'$", (unpacked / "torch/version.py").read_text(), re.M))
-    if "cuda" not in fields:
-        raise Failure(f"torch {fields.get('__version__')} is no CUDA build: --torch WHEEL")
-    return Torch(unpacked / "torch", fields["__version__"], fields["cuda"])
-
-
-def downloaded(version: str) -> Path:
-    say(f"    no CUDA build of torch here: downloading torch {version} (half a gigabyte) into {OUT}")
-    shutil.rmtree(OUT / "download", ignore_errors=True)
-    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-cache-dir", "--only-binary=:all:"]
-    run([*pip, "-d", OUT / "download", f"torch==={version}"])  # ===: not the CPU build 2.12.0+cpu of another index
-    (wheel,) = (OUT / "download").glob("*.whl")
-    return wheel
-
-
-def unpack(wheel: Path, folder: Path) -> None:
-    if not wheel.is_file():
-        raise Failure(f"--torch: expected a wheel of torch or a version, got {wheel}")
-    wanted = ("torch/include/", "torch/version.py", *(f"torch/lib/{name}" for name in LIBRARIES))
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder, [name for name in archive.namelist() if name.startswith(wanted)])
-
-
-# ---------------------------------------------------------------------------------------------------------- the steps
-
-
-def compile_kernels(nvcc: cuda_compiler.Nvcc, compiler: compilation.Compiler, listed: str) -> list[Path]:
-    architectures = cuda_compiler.cuda_architectures(nvcc, environ={ARCH_LIST: listed})
-    try:
-        folder = OUT / "kernels"
-        return cuda_compiler.compile_kernels(nvcc, ROOT / "csrc", folder, architectures, compiler, KERNEL_WARNINGS)
-    except subprocess.CalledProcessError as error:
-        raise Failure(f"{' '.join(error.cmd)}\n{error.output.decode(errors='replace')}") from None
-
-
-def link(kernels: list[Path], torch: Torch, nvcc: cuda_compiler.Nvcc, compiler: compilation.Compiler) -> Path:
-    root, objects = ROOT / "csrc", list(kernels)
-    include = [f"-I{folder}" for folder in compilation.include_directories(root)]
-    for source in compilation.sources("cuda", root):
-        if source.suffix == ".cpp":
-            objects.append(OUT / f"{source.name}.o")
-            flags = ["-std=c++20", "-fPIC", *compilation.compile_flags("cuda"), *WARNINGS]
-            run([*compiler.command, *flags, *include, *torch.include, "-c", source, "-o", objects[-1]])
+def link(nvcc: str, kernels: list[Path]) -> Path:
+    """Compiles the binding, and links the library as an installation does: with nvcc's static CUDA runtime."""
+    folder, objects = Path(torch.__file__).parent, list(kernels)
+    headers = [folder / "include", folder / "include" / "torch" / "csrc" / "api" / "include"]
+    flags = ["-std=c++20", "-fPIC", *compilation.compile_flags("cuda"), *WARNINGS, *INCLUDE]
+    for source in kernel_sources(".cpp"):
+        objects.append(OUT / f"{source.name}.o")
+        run(
+            os.environ.get("CXX", "c++"),
+            *flags,
+            *(f"-isystem{path}" for path in headers),
+            "-c",
+            source,
+            "-o",
+            objects[-1],
+        )
     library = OUT / "_C_cuda.so"
-    names = [name for name in LIBRARIES if (torch.folder / "lib" / name).exists()]
-    against = [f"-L{torch.folder / 'lib'}", *(f"-l:{name}" for name in names)]
-    strict = ["-Wl,--no-undefined", "-Wl,--allow-shlib-undefined", *compilation.link_flags("cuda")]
-    run([*compiler.command, "-shared", "-o", library, *strict, *cuda_compiler.link_flags(nvcc, objects), *against])
-    needed = re.findall(r"NEEDED.*\[(.*)\]", run(["readelf", "-d", library]))
-    wrong = [name for name in needed if name.startswith(FORBIDDEN)]
-    if wrong:
-        raise Failure(f"{library} needs {', '.join(wrong)}, without which it must load")
-    exported = ["nm", "-D", "--defined-only", torch.folder / "lib" / "libtorch_cuda.so"]
-    if torch.cuda and STREAM not in run(exported).split():
-        raise Failure(f"libtorch_cuda.so of torch {torch.version} has no {STREAM}, which the binding looks up")
-    say(f"    {library.stat().st_size / 1e6:.1f} MB, needs {' '.join(needed)}")
+    against = [f"-L{folder / 'lib'}", *(f"-l{name}" for name in LIBRARIES if list(folder.glob(f"lib/lib{name}.so")))]
+    strict = "-Xlinker=--no-undefined,--allow-shlib-undefined,--as-needed,--exclude-libs,ALL"
+    run(nvcc, "-shared", "-o", library, *objects, strict, *against)
+    needed = re.findall(r"NEEDED.*\[(.*)\]", run("readelf", "-d", library))
+    if wrong := [name for name in needed if name.startswith(FORBIDDEN)]:
+        sys.exit(f"check-cuda: FAILED: {library} needs {', '.join(wrong)}, without which it must load")
     return library
 
 
-def check(architectures: str, torch_wanted: str) -> list[str]:
-    """Runs all checks and returns what was skipped. Raises Failure, BuildUnavailable.
-
-    architectures: as in TORCH_CUDA_ARCH_LIST.   torch_wanted: a CUDA build of torch, the path of a wheel or a version.
-    """
-    skipped = []
-    OUT.mkdir(parents=True, exist_ok=True)
-    compiler, nvcc = compilation.find_compiler(), cuda_compiler.find_nvcc(None)
-    names = [path.name for path in compilation.sources("cuda", ROOT / "csrc")]
-    with step(f"1. nvcc {nvcc.version} compiles {' '.join(n for n in names if n.endswith('.cu'))} for {architectures}"):
-        kernels = compile_kernels(nvcc, compiler, architectures)
-    with step("2a. a CUDA build of torch"):
-        try:
-            torch = cuda_torch(torch_wanted)
-        except Failure as missing:
-            torch = environments_torch()
-            skipped.append(f"no link against a CUDA build of torch, but against torch {torch.version}: {missing}")
-            say(f"    SKIPPED: {missing}")
-        say(f"    torch {torch.version}, CUDA {torch.cuda}")
-    with step("2b. the binding compiles and links against it"):
-        library = link(kernels, torch, nvcc, compiler)
-    with step("3. the library loads into this environment's torch"):
-        print(run([sys.executable, "-c", LOADS, library]), end="", flush=True)
-    with step("4. the benchmark of the kernels compiles and links with them"):
-        folders = (ROOT / "csrc", ROOT / "csrc" / "include", ROOT / "tests" / "cpp")
-        flags = [*cuda_compiler.compile_flags(), *(f"-I{folder}" for folder in folders)]
-        listed = cuda_compiler.cuda_architectures(nvcc, environ={ARCH_LIST: architectures})
-        first = cuda_compiler.gencode_flags(listed[:1])
-        benchmark = ROOT / "benchmarks" / "cuda_kernels.cu"
-        run([nvcc.path, *flags, *first, benchmark, *kernels, "-o", OUT / "time_cuda_kernels"])
-    return skipped
-
-
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="make check-cuda ARGS=", description=__doc__.partition("\n")[0])
-    parser.add_argument("--arch", default=ARCHITECTURES, help='as in TORCH_CUDA_ARCH_LIST (default: "%(default)s")')
-    wanted = "CUDA build to link with if this environment's torch is none; a version is downloaded, half a gigabyte"
-    parser.add_argument("--torch", default=TORCH, metavar="WHEEL|VERSION", help=f"{wanted} (default: %(default)s)")
-    parser.add_argument("--keep", action="store_true", help="do not delete the downloaded wheel")
-    parser.add_argument(
-        "--offline", action="store_true", help="without a CUDA build, link with this environment's torch"
-    )
-    options = parser.parse_args()
-    try:
-        skipped = check(options.arch, options.torch)
-    except (Failure, BuildUnavailable) as error:
-        todo = f"; {error.todo}" if isinstance(error, BuildUnavailable) and error.todo else ""
-        say(f"FAILED: {error}{todo}")
-        return 1
-    finally:
-        if not options.keep:
-            for folder in ("wheel", "download"):
-                shutil.rmtree(OUT / folder, ignore_errors=True)
-    for line in skipped:
-        say(f"NOT CHECKED: {line}")
-    if skipped and not options.offline:
-        say("FAILED: --offline lets this pass")
-        return 1
-    say(f"all kernels for {options.arch} without spilled registers")
-    return 0
+    text = 'compute capabilities (default: "%(default)s")'
+    parser.add_argument("--arch", default=ARCHITECTURES, metavar="LIST", help=text)
+    architectures = parser.parse_args().arch.split()
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path=os.path.join(os.environ.get("CUDA_HOME", ""), "bin"))
+    if nvcc is None:
+        sys.exit("check-cuda: nvcc was not found; add it to PATH or set CUDA_HOME")
+    OUT.mkdir(parents=True, exist_ok=True)
+    begin = time.monotonic()
+    kernels = compile_kernels(nvcc, architectures)
+    print(f"check-cuda: {len(kernels)} files compiled for {' '.join(architectures)}, {time.monotonic() - begin:.0f} s")
+    library = link(nvcc, kernels)
+    print(f"check-cuda: linked with torch {torch.__version__}, CUDA {torch.version.cuda}", flush=True)
+    print(run(sys.executable, "-c", LOADS, library), end="")
+    first = architectures[0].replace(".", "")
+    flags = [*cuda_compiler.compile_flags(), *INCLUDE, f"-I{ROOT / 'tests' / 'cpp'}", f"-arch=sm_{first}"]
+    run(nvcc, *flags, ROOT / "benchmarks" / "cuda_kernels.cu", *kernels, "-o", OUT / "time_cuda_kernels")
+    print(f"check-cuda: all kernels for {' '.join(architectures)} without spilled registers")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from children import REPOSITORY, execute
+
+from benchmarks.rows import ROWS
 
 SCRIPT = REPOSITORY / "benchmarks" / "gpu_check.sh"
 FIRST = "build smoke benchmark tests memcheck profile"
@@ -75,6 +78,7 @@ def test_first_steps(folder: Path) -> None:
     for test in every.split():  # the files exist
         assert not test.startswith("tests/") or (REPOSITORY / test.rstrip(",")).is_file()
     assert log["profile"].count("python -m benchmarks.one_row cuda_") == 18  # in the tool's command, and run
+    assert set(re.findall(r"benchmarks\.one_row (\w+)", log["profile"])) <= {row.name for row in ROWS}
     assert "--kernel-name-base demangled -k regex:sinpe -c 3 --section SpeedOfLight " in log["profile"]
     assert "--tool memcheck --kernel-regex kns=sinpe" in log["memcheck"]
     assert "sanitizer_subset.py --count" in log["smoke"]

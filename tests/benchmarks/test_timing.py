@@ -53,3 +53,10 @@ def test_ratio_is_that_of_the_rounds() -> None:
 def test_drift_is_reported() -> None:
     steady, falling = [1.0, 1.1] * 8, [1.2] * 8 + [1.0] * 8
     assert timing.drifting({"steady": steady, "falling": falling, "small": [9.0, 1.0]}) == ["falling"]
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"), [([3.0], 0.0), ([1.0, 2.0, 3.0, 4.0, 5.0], 0.6667), ([7.0] * 9, 0.0), ([1.0, 3.0], 0.5)]
+)
+def test_spread(samples: list[float], expected: float) -> None:
+    assert timing.spread(samples) == pytest.approx(expected)

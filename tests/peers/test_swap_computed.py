@@ -14,10 +14,10 @@ import pytest
 import swapping
 import torch
 from conftest import installed
+from timm_function import timm_sincos2d
 from torch import Tensor, nn
 
 import sinpe_ext as sinpe
-from benchmarks.installed import timm_sincos2d
 from sinpe_ext.integrations import swap
 
 

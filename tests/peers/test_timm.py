@@ -8,9 +8,9 @@ from importlib.machinery import ModuleSpec
 import pytest
 import torch
 from agreement import compare
+from timm_function import timm_sincos2d
 
 import sinpe_ext as sinpe
-from benchmarks.installed import timm_sincos2d
 
 
 @pytest.fixture

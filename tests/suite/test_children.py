@@ -77,9 +77,9 @@ def test_failure_shows_the_end_of_both_streams(begin) -> None:
     child = begin("import sys; print('x' * 9000 + 'end'); sys.exit('why')", environment())
     with pytest.raises(pytest.fail.Exception) as failed:
         finish(child)
-    told = str(failed.value)
-    assert "status 1 instead of 0" in told and "xend\n" in told and "9004 characters" in told and "why\n" in told
-    assert len(told) < 5000
+    text = str(failed.value)
+    assert "status 1 instead of 0" in text and "xend\n" in text and "9004 characters" in text and "why\n" in text
+    assert len(text) < 5000
 
 
 def test_command() -> None:

@@ -1,42 +1,30 @@
-"""Host time of the calls of benchmarks/host.py on the device of runtime.c, where kernels take no time."""
+"""Host time of calls on the device of runtime.c, where kernels take no time: the rows cuda_host_* of the benchmark.
+
+Arguments: parts of the names of rows; all rows without arguments.
+"""
 
 from __future__ import annotations
 
-import statistics
 import sys
-import time
-from collections.abc import Callable
+from dataclasses import replace
 
 import operators  # noqa: F401
 import torch
 
-from benchmarks import host
-from benchmarks.cuda_cases import Place
+from benchmarks.cases import Calls, Place, Row
+from benchmarks.report import aligned, timed
+from benchmarks.run import ROUNDS, measure
+from benchmarks.small import CUDA_HOST_ROWS
 
 
-def microseconds(call: Callable[[], object], repeats: int = 200) -> float:
-    begin = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    return (time.perf_counter() - begin) / repeats * 1e6
+def unchecked(row: Row) -> Row:
+    """The row without its comparison: kernels that are skipped compute nothing."""
+
+    def build(place: Place) -> Calls:
+        return replace(row.build(place), check=lambda: None)
+
+    return replace(row, build=build)
 
 
-def main(names: list[str]) -> None:
-    torch.set_num_threads(1)
-    print(f"{'call':<32} ours us  eager us  ours / eager  target")
-    for row in host.rows("cuda"):
-        if names and not any(name in row.name for name in names):
-            continue
-        subjects = row.build(Place(torch.device("cuda", 0)))
-        assert subjects.floor is not None
-        with torch.set_grad_enabled(row.grad):
-            for call in (subjects.ours, subjects.floor):
-                microseconds(call)
-            pairs = [(microseconds(subjects.ours), microseconds(subjects.floor)) for _ in range(11)]
-        ours, eager = map(statistics.median, zip(*pairs, strict=True))
-        ratio = statistics.median(a / b for a, b in pairs)
-        print(f"{row.name:<32} {ours:7.1f}  {eager:8.1f}  {ratio:12.2f}  {row.target}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+rows = [unchecked(row) for row in CUDA_HOST_ROWS if not sys.argv[1:] or any(name in row.name for name in sys.argv[1:])]
+print(aligned(timed(measure(row, Place(torch.device("cuda", 0)), ROUNDS) for row in rows)))
