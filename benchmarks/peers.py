@@ -11,9 +11,18 @@ import math
 import torch
 from torch import Tensor, nn
 
-from sinpe_ext.cli.usual import BASE as BASE
-from sinpe_ext.cli.usual import usual_parts as usual_parts
-from sinpe_ext.cli.usual import usual_table as usual_table
+from sinpe_ext.naive import BASE as BASE
+from sinpe_ext.naive import naive_table
+
+
+def usual_parts(length: int, dim: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """The inputs of `usual_table`: a column of positions, and the even channel indices."""
+    return torch.arange(length, dtype=dtype).unsqueeze(1), torch.arange(0, dim, 2, dtype=dtype)
+
+
+def usual_table(position: Tensor, index: Tensor) -> Tensor:
+    """`naive_table` of a column of positions."""
+    return naive_table(position.squeeze(1), 2 * index.numel())
 
 
 def fairseq_table(length: int, dim: int) -> Tensor:

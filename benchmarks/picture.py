@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sinpe_ext.cli.outputs import picture_to_write, refused
-from sinpe_ext.plot import matplotlib_installed
-
+from .outputs import matplotlib_installed, picture_to_write, refused
 from .report import lines_of_sizes, nanoseconds, plural
 
 if TYPE_CHECKING:

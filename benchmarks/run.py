@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 import sinpe_ext
-from sinpe_ext.cli.outputs import file_to_write
 
 from . import cuda as cuda_run
 from . import picture, sweep
@@ -24,6 +23,7 @@ from .grid import GRID_ROWS
 from .host import HOST_ROWS
 from .installed import INSTALLED_ROWS
 from .machine import ROOT, describe, machine
+from .outputs import file_to_write
 from .process import PROCESSES, Process, Skipped
 from .progress import Progress
 from .report import aligned, flatness, met, missed, plural, processes, report_sizes, timed

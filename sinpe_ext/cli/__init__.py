@@ -1,1 +1,4 @@
-"""The subcommands of the command line `python -m sinpe_ext`; their options are in `sinpe_ext/__main__.py`."""
+"""The subcommands of `python -m sinpe_ext`, one module each: HELP, `options(parser)` and `main(options) -> exit code`.
+
+Bad usage is a TypeError, ValueError, IndexError or ImportError, of which the first line is printed.
+"""

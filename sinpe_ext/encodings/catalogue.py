@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-import re
 from collections.abc import Callable, Mapping
 from operator import index
 from typing import Any, Literal, NamedTuple, overload
@@ -12,7 +10,6 @@ from typing import Any, Literal, NamedTuple, overload
 from .encoding import Encoding
 from .grid import MAX_AXES, GridEncoding, of_axis
 from .grid_catalogue import GRIDS, GridConvention
-from .tracing import constant_in_graph
 from .values import MAX_DIM, integer
 
 
@@ -237,45 +234,8 @@ def resolve(name: str, argument: str = "name") -> str:
         )
     key = name.lower().replace("-", "_")
     if key not in NAMES:
-        raise ValueError(f'{argument}: expected the name of a convention, got "{name}"; {_advice(key)} names: {_all()}')
+        raise ValueError(f'{argument}: expected the name of a convention, got "{name}"; pass one of {_all()}')
     return key
-
-
-# Parts of the names of models with rotary embeddings.
-_ROTARY = ("rope", "rotary", "llama", "mistral", "mixtral", "qwen", "gemma", "gptj", "gpt_neox", "rotate_half")
-# Words in the names of users that do not distinguish conventions.
-_GENERIC = """sinusoidal sine sin cos sincos concat position positional encoding embedding encoder frequency code text
-speech diffusion image stable paper tutorial index pytorch""".split()
-
-
-@constant_in_graph  # torch.compile cannot trace difflib
-def _advice(key: str) -> str:
-    """The suggestion for an unknown name: conventions with a similar name, or those that a library or model of that
-    name uses."""
-    if any(word in key for word in _ROTARY):
-        return "rotary embeddings are not here, this library adds to x or gives tables; the"
-    swapped = [known for known in NAMES if sorted(known) == sorted(key)]  # letters in another order
-    close = difflib.get_close_matches(key, NAMES, n=3, cutoff=0.8) or swapped
-    if close:
-        return f"did you mean {' or '.join(close)}? All"
-    for wanted in (re.sub(r"[^a-z0-9]", "", key), *re.split(r"[^a-z0-9]+", key)):
-        if len(wanted) < 3 or wanted in _GENERIC:
-            continue
-        used = [f'"{name}" is used by {user}' for name in NAMES if (user := _user(name, wanted))]
-        if used:
-            return f"{', '.join(used)}; all"
-    return "the"
-
-
-def _user(name: str, wanted: str) -> str:
-    """The user of a convention whose name contains `wanted`, as spelled in the catalogue; "" if there is none."""
-    entry: Any = CATALOGUE.get(name) or GRIDS[name]
-    for user in re.split(r",(?![^(]*\))", entry.users):
-        for word in re.findall(r"\w+", re.sub('".*?"', "", user)):
-            parts = {word.replace("_", ""), *re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]+", word)}
-            if {wanted, f"{wanted}s"} & {part.lower() for part in parts}:
-                return str(user.strip())
-    return ""
 
 
 def is_grid(name: str) -> bool:

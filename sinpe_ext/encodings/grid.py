@@ -14,7 +14,7 @@ from operator import index
 from typing import Any, NamedTuple
 
 from . import frequency
-from .encoding import FIELDS, HALVES, Encoding, unknown_field
+from .encoding import HALVES, Encoding, check_fields
 from .tracing import refuse_in_graph
 from .values import MAX_DIM, choice, integer, real
 
@@ -252,9 +252,7 @@ def lengths_of(name: str, value: Any, axes: int) -> tuple[int, ...]:
 
 def of_axis(fields: dict[str, Any], axis: int, number: int) -> dict[str, Any]:
     """The fields of the Encoding of one axis; in `fields` a tuple has one value per axis."""
-    for name in fields:
-        if name not in FIELDS:
-            raise TypeError(unknown_field(name, FIELDS))
+    check_fields(fields)
     return {name: value if name == "frequencies" else _one(name, value, axis, number) for name, value in fields.items()}
 
 

@@ -230,7 +230,7 @@ ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "complex": (lambda: TimestepEncoding(D)(T + 1j), TypeError, "t: expected float32.* torch.complex64"),
     "dim": (lambda: TimestepEncoding(0), ValueError, "dim: expected an int in 1"),
     "dim twice": (lambda: TimestepEncoding(D, encoding=sinpe.Encoding(8)), ValueError, "encoding: expected dim 12.* 8"),
-    "name": (lambda: TimestepEncoding(D, encoding="ddmp"), ValueError, "did you mean ddpm"),
+    "name": (lambda: TimestepEncoding(D, encoding="ddmp"), ValueError, 'got "ddmp"; pass one of paper'),
     "no encoding": (
         lambda: TimestepEncoding(D, encoding=None),
         TypeError,
