@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from ._version import __version__
-from .cli import build, demo, export, identify, info, plot
+from .cli import build, demo, export, identify, info, plot, printable
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return code
     except (ImportError, IndexError, TypeError, ValueError) as error:
-        print(f"python -m sinpe_ext {options.command}: {str(error).splitlines()[0]}", file=sys.stderr)
+        print(f"python -m sinpe_ext {options.command}: {printable(str(error))}", file=sys.stderr)
         return 2
     except OSError as error:  # a full disk to which standard output is redirected, or a reader that closed the pipe
         if not isinstance(error, BrokenPipeError):

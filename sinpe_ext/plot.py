@@ -197,7 +197,7 @@ def error(encoding: Encoding, positions: Sequence[int] | None = None, *, ax: Axe
     where = (
         np.unique(np.round(np.geomspace(1, 1e7, 128)).astype(np.int64)) if positions is None else _positions(positions)
     )
-    wrong = where[(where < 1) | (where != np.floor(where))]
+    wrong = where[(where < 1) | (where != np.floor(where)) | (where >= 2.0**63)]
     if wrong.size:
         raise ValueError(
             f"positions: expected whole numbers of 1 or more on a logarithmic axis, got {wrong[0]}; leave it out"

@@ -43,9 +43,9 @@ def tensors_of(path: Path) -> dict[str, Callable[[], Any]]:
 
 
 def reason_of(error: Exception) -> str:
-    """The first line of an error; of torch's refusal of a class, the reason behind its advice."""
-    text = str(error).rpartition("WeightsUnpickler error: ")[2].strip() or type(error).__name__
-    return text.splitlines()[0][:160]
+    """The first line of an error; of torch's refusal of a class or function, the reason behind its advice."""
+    lines = str(error).rpartition("WeightsUnpickler error: ")[2].strip().splitlines()
+    return next((line for line in lines if not line.startswith("Weights only load")), type(error).__name__)[:160]
 
 
 def _is_npz(path: Path) -> bool:

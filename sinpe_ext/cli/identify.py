@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from . import printable
 from .checkpoint_files import reason_of, tensors_of
 
 HELP = "find the tables of positional encodings in a checkpoint and name their conventions"
@@ -22,11 +23,18 @@ def options(command: argparse.ArgumentParser) -> None:
         "file", metavar="FILE", help="a checkpoint or an array: .pt, .pth, .bin, .ckpt, .safetensors, .npy or .npz"
     )
     text = "lengths of a flattened grid: H W, or T H W (default: found)"
-    command.add_argument("--shape", metavar="N", type=int, nargs="+", help=text)
+    command.add_argument("--shape", metavar="N", type=length, nargs="+", help=text)
     command.add_argument(
         "--key", metavar="NAME", help="only the tensors whose names end with NAME, and why each is none"
     )
     command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def length(text: str) -> int:
+    """Parses the length of an axis."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a length of 1 or more, got {text}")
+    return int(text)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -60,8 +68,8 @@ def main(options: argparse.Namespace) -> int:
         print(json.dumps({"file": str(path), "tensors": [_facts(**one) for one in found], "others": others}, indent=2))
     else:
         lines = [line for one in found for line in _described(**one)] + _summary(others, bool(found))
-        for line in lines or [f"{path.name}: no tensors"]:  # names of tensors may have control characters
-            print("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line))
+        for line in lines or [f"{path.name}: no tensors"]:
+            print(printable(line))
     return 0 if any(one["matches"] for one in found) else 1
 
 

@@ -91,7 +91,7 @@ MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     ),
     "second argument of a call": (lambda: LAYER(X, 3), TypeError, "takes 2 positional arguments but 3 were given"),
     "timesteps, scale": (
-        lambda: sinpe.TimestepEncoding(D, scale=1000),
+        lambda: sinpe.TimestepEncoding(D, scale=9),
         TypeError,
         "scale: expected a field of Encoding",
     ),

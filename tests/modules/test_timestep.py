@@ -242,7 +242,11 @@ ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
         TypeError,
         "encoding: .* got a GridEncoding of 2 axes",
     ),
-    "field": (lambda: TimestepEncoding(D, flip_sin_to_cos=True), TypeError, 'flip_sin_to_cos: .*layout="cos_sin"'),
+    "field": (
+        lambda: TimestepEncoding(D, flip_sin_to_cos=True),
+        TypeError,
+        "flip_sin_to_cos: expected a field of Encoding",
+    ),
     "scale": (lambda: TimestepEncoding(D, scale=1000), TypeError, "scale: .*position_scale"),
     "max_period": (lambda: TimestepEncoding(D, max_period=9), TypeError, "max_period: .*base"),
     "dtype": (lambda: TimestepEncoding(D, dtype=torch.int64), TypeError, "dtype: expected torch.float32, float64"),
