@@ -16,7 +16,7 @@ from typing import Any
 def tensors_of(path: Path) -> dict[str, Callable[[], Any]]:
     """The tensors of a file by name, as functions that read them; the name is "" for the array of an .npy file.
 
-    Names in nested dicts and lists are joined with dots. The format is recognized by the content of the file. Raises
+    Names in nested dicts and lists are joined with dots. The format is recognized by the content or the suffix. Raises
     ValueError if the file cannot be read, ImportError without the library that reads it.
     """
     if not path.is_file():
@@ -28,7 +28,7 @@ def tensors_of(path: Path) -> dict[str, Callable[[], Any]]:
             warnings.simplefilter("ignore")  # libraries warn of files that they can read
             if path.suffix == ".safetensors" or head[8:] == b"{":
                 return _of_safetensors(path)
-            if head.startswith(b"\x93NUMPY") or _is_npz(path):
+            if head.startswith(b"\x93NUMPY") or path.suffix == ".npz":
                 return _of_numpy(path)
             return _of_torch(path)
     except ImportError as error:
@@ -45,15 +45,8 @@ def tensors_of(path: Path) -> dict[str, Callable[[], Any]]:
 def reason_of(error: Exception) -> str:
     """The first line of an error; of torch's refusal of a class or function, the reason behind its advice."""
     lines = str(error).rpartition("WeightsUnpickler error: ")[2].strip().splitlines()
-    return next((line for line in lines if not line.startswith("Weights only load")), type(error).__name__)[:160]
-
-
-def _is_npz(path: Path) -> bool:
-    """Whether a file is an archive of numpy.savez."""
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return all(name.endswith(".npy") for name in archive.namelist())
+    said = [line for line in lines if line and not line.startswith("Weights only load")]
+    return said[0][:160] if said else type(error).__name__
 
 
 def _of_safetensors(path: Path) -> dict[str, Callable[[], Any]]:

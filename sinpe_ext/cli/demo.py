@@ -63,13 +63,11 @@ def encode_text(text: str) -> None:
         x, encoded = layer.weight[ids] * DIM**0.5, layer(ids)
     print(f"{len(text):,} characters, {len(tokens):,} tokens, a vocabulary of {len(vocabulary):,}")
     print(f"SinusoidalEmbedding({len(vocabulary)}, {DIM}, scale=sqrt({DIM}))(ids)  ->  {tuple(encoded.shape)}")
-    print(f"\n{'position':>8}  {'token':<14}  {'channel':>7}  {'x':>10}  {'x + PE':>10}  {'PE':>10}")
+    print(f"\n{'position':>8}  {'token':<14}  {'x, channels 0, 1':>22}  {'x + PE':>22}  {'PE':>22}")
     for position in sorted({0, len(tokens) // 2, len(tokens) - 1}):
-        pe = sinpe.encode(torch.tensor(position), DIM)
-        for channel in (0, 1):
-            values = (float(t[channel]) for t in (x[0, position], encoded[0, position], pe))
-            cells = "  ".join(f"{value:>10.6f}" for value in values)
-            print(f"{position:>8}  {tokens[position][:14]:<14}  {channel:>7}  {cells}")
+        rows = x[0, position], encoded[0, position], sinpe.encode(torch.tensor(position), DIM)
+        cells = "  ".join(f"{row[0]:>10.6f}  {row[1]:>10.6f}" for row in rows)
+        print(f"{position:>8}  {tokens[position][:14]:<14}  {cells}")
 
 
 def accuracy() -> None:

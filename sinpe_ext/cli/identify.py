@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
@@ -13,7 +12,6 @@ from . import printable
 from .checkpoint_files import reason_of, tensors_of
 
 HELP = "find the tables of positional encodings in a checkpoint and name their conventions"
-LARGEST = 2**26  # elements of a tensor that is examined whole; of a larger one first the beginning
 FLOATING = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -24,9 +22,7 @@ def options(command: argparse.ArgumentParser) -> None:
     )
     text = "lengths of a flattened grid: H W, or T H W (default: found)"
     command.add_argument("--shape", metavar="N", type=length, nargs="+", help=text)
-    command.add_argument(
-        "--key", metavar="NAME", help="only the tensors whose names end with NAME, and why each is none"
-    )
+    command.add_argument("--key", metavar="NAME", help="only tensors whose names end with NAME, and why each is none")
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -39,81 +35,63 @@ def length(text: str) -> int:
 
 def main(options: argparse.Namespace) -> int:
     """Runs the subcommand. Returns 0 if a table was found, otherwise 1. Raises ValueError for a bad file or option."""
-    path = Path(options.file)
+    path, key = Path(options.file), options.key
     tensors = {name or path.name: read for name, read in tensors_of(path).items()}
-    if options.key is not None:
-        chosen = {name: read for name, read in tensors.items() if name.endswith(options.key)}
-        if not chosen:
-            some = ", ".join(list(tensors)[:10])
-            raise ValueError(
-                f"--key: expected the end of a tensor's name, got {options.key!r}; the file has {some}, ..."
-            )
-        tensors = chosen
+    chosen = [name for name in tensors if key is None or name.endswith(key)]
+    if key is not None and not chosen:
+        names = ", ".join(list(tensors)[:10])
+        raise ValueError(f"--key: expected the end of a tensor's name, got {key!r}; the file has {names}, ...")
     found: list[dict[str, Any]] = []
     others: dict[str, str] = {}  # name -> why it is no table
-    for name, read in tensors.items():
+    for name in chosen:
         try:
-            tensor = read()
-            matches = _examined(tensor, options.shape, everything=options.key is None)
+            tensor = tensors[name]()
+            matches = _identified(tensor, options.shape, must_fit=key is not None)
         except Exception as error:  # a damaged tensor, or one that does not fit the shape
-            if options.key is not None:
+            if key is not None:
                 raise ValueError(f"{name}: {reason_of(error)}") from None
             others[name] = reason_of(error)
             continue
-        if matches or matches.closest or options.key is not None:
-            found.append({"name": name, "tensor": tensor, "matches": matches})
+        if matches or matches.closest or key is not None:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            found.append({"key": name, "shape": list(tensor.shape), "dtype": dtype, "matches": matches})
         else:
             others[name] = matches.reason
     if options.json:
-        print(json.dumps({"file": str(path), "tensors": [_facts(**one) for one in found], "others": others}, indent=2))
+        for one in found:
+            matches = one["matches"]
+            one |= {"matches": list(map(vars, matches)), "reason": matches.reason}
+            one["closest"] = matches.closest and vars(matches.closest)
+        print(json.dumps({"file": str(path), "tensors": found, "others": others}, indent=2, default=repr))
     else:
-        lines = [line for one in found for line in _described(**one)] + _summary(others, bool(found))
-        for line in lines or [f"{path.name}: no tensors"]:
+        for line in _lines(found, others) or [f"{path.name}: no tensors"]:
             print(printable(line))
     return 0 if any(one["matches"] for one in found) else 1
 
 
-def _examined(tensor: Any, shape: list[int] | None, *, everything: bool) -> Any:
-    """The `Matches` of a tensor. With `everything`, a shape that does not fit it is left out."""
-    from ..identification import Matches, begins_with_sinusoids, identify
+def _identified(tensor: Any, shape: list[int] | None, *, must_fit: bool) -> Any:
+    """The `Matches` of a tensor. A shape that does not fit it is left out unless it must."""
+    from ..identification import Matches, identify
 
-    is_table = str(tensor.dtype).removeprefix("torch.") in FLOATING and sum(length > 1 for length in tensor.shape) >= 2
-    if everything and not is_table:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if not must_fit and (dtype not in FLOATING or sum(length > 1 for length in tensor.shape) < 2):
         return Matches(reason="of another shape or type")
-    if is_table and tensor.numel() > LARGEST and not begins_with_sinusoids(tensor):
-        return Matches(reason="its first rows are not sinusoidal")
     try:
         return identify(tensor, shape=shape)
     except (TypeError, ValueError):
-        if shape is None or not everything:
+        if shape is None or must_fit:
             raise
         return identify(tensor)
 
 
-def _described(name: str, tensor: Any, matches: Any) -> list[str]:
-    """The lines on a tensor that is a table or nearly one."""
-    head = f"{name} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
-    return [head, *(f"    {line}" for line in str(matches).splitlines())]
-
-
-def _summary(others: dict[str, str], also: bool) -> list[str]:
-    """A line on the tensors that are no table, with the most frequent reason."""
-    if not others:
-        return []
-    (reason, number), *rest = Counter(others.values()).most_common()
-    tensors = f"{len(others)}{' other' if also else ''} tensor{'s are' if len(others) > 1 else ' is'} no table"
-    return [f"{tensors} ({f'{number} of them: {reason}; --json lists each' if rest else reason})"]
-
-
-def _facts(name: str, tensor: Any, matches: Any) -> dict[str, Any]:
-    """A tensor that is a table or nearly one, for --json; encodings, which are not JSON, are left out."""
-
-    def fields(match: Any) -> dict[str, Any]:
-        names = (field.name for field in dataclasses.fields(match))
-        return {name: getattr(match, name) for name in names if name != "encoding"}
-
-    closest = fields(matches.closest) if matches.closest else None
-    return {
-        "key": name, "shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch."),
-        "matches": [fields(match) for match in matches], "reason": matches.reason, "closest": closest,
-    }  # fmt: skip
+def _lines(found: list[dict[str, Any]], others: dict[str, str]) -> list[str]:
+    """The report: the tables, and a line on the other tensors, with the most frequent reason."""
+    lines = []
+    for one in found:
+        lines.append(f"{one['key']} {tuple(one['shape'])} {one['dtype']}")
+        lines += [f"    {line}" for line in str(one["matches"]).splitlines()]
+    if others:
+        (reason, number), *rest = Counter(others.values()).most_common()
+        which = f"{len(others)}{' other' if found else ''} tensor{'s are' if len(others) > 1 else ' is'} no table"
+        lines.append(f"{which} ({f'{number} of them: {reason}; --json lists each' if rest else reason})")
+    return lines

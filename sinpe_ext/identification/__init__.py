@@ -18,7 +18,6 @@ from .candidates import SearchResult
 from .grid import shapes_of
 from .partial import View, search
 from .stored_table import Refused, as_rows, has_sinusoids
-from .stored_table import begins_with_sinusoids as begins_with_sinusoids
 
 
 @dataclass(frozen=True)
