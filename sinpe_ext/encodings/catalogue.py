@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, overload
 
 from .encoding import Encoding
 from .grid import MAX_AXES, GridEncoding, of_axis
-from .grid_catalogue import GRIDS, GridConvention
+from .grid_catalogue import GRIDS
 from .values import MAX_DIM, integer
 
 
@@ -31,15 +31,6 @@ class Convention(NamedTuple):
     code: str
     fields: Mapping[str, Any | Callable[[int], Any]]
     arrangement: str | None = None
-
-
-def _reciprocal_root(dim: int) -> float:
-    """1 / sqrt(dim), correctly rounded, where 1 / math.sqrt(dim) is rounded twice.
-
-    Computed with integers, which torch.compile can trace. For dim up to 2**24 no value is within 2**-160 of the
-    midpoint between two floats, so 200 bits decide the rounding.
-    """
-    return math.isqrt((1 << 400) // dim) / (1 << 200)
 
 
 _T2T = {"layout": "sin_cos", "shift": 1, "odd": "pad"}
@@ -130,7 +121,7 @@ CATALOGUE: dict[str, Convention] = {
         "NeMo (FixedPositionalEncoding)",
         "paper / sqrt(d)",
         "pos_enc.div_(math.sqrt(hidden_size))",
-        {"amplitude": _reciprocal_root},
+        {"amplitude": lambda dim: math.isqrt((1 << 400) // dim) / (1 << 200)},  # correctly rounded, unlike 1 / sqrt
     ),
     "nerf": Convention(
         "sin and cos alternate, frequency 2^i, without the raw input; axes=3 for points (x, y, z)",
@@ -202,7 +193,7 @@ def convention(name: str, dim: int, **fields: Any) -> Encoding | GridEncoding:
     key = resolve(name)
     dim = index(integer("dim", dim, 1, MAX_DIM, "pass the number of channels"))  # makes an int of a SymInt
     if key in GRIDS:
-        return grid_of(GRIDS[key], key, dim, fields)
+        return _override_fields(GRIDS[key].build(key, dim), fields)
     entry = CATALOGUE[key]
     if entry.arrangement and "axes" in fields:
         return _point_encoding(entry, key, dim, dict(fields))
@@ -228,24 +219,18 @@ def conventions() -> dict[str, str]:
 def resolve(name: str, argument: str = "name") -> str:
     """Checks the name of a convention, given as this argument, and returns it as spelled in the catalogue. Raises
     TypeError, ValueError."""
+    advice = f"pass one of {', '.join(NAMES)}"
     if not isinstance(name, str):
-        raise TypeError(
-            f"{argument}: expected the name of a convention, got {type(name).__name__}; pass one of {_all()}"
-        )
+        raise TypeError(f"{argument}: expected the name of a convention, got {type(name).__name__}; {advice}")
     key = name.lower().replace("-", "_")
     if key not in NAMES:
-        raise ValueError(f'{argument}: expected the name of a convention, got "{name}"; pass one of {_all()}')
+        raise ValueError(f'{argument}: expected the name of a convention, got "{name}"; {advice}')
     return key
 
 
 def is_grid(name: str) -> bool:
     """Whether a name given as `encoding` is that of a grid. Raises as `resolve`."""
     return resolve(name, "encoding") in GRIDS
-
-
-def grid_of(entry: GridConvention, name: str, dim: int, fields: dict[str, Any]) -> GridEncoding:
-    """The grid encoding of a catalogue entry, with `fields` overridden."""
-    return _override_fields(entry.build(name, dim), fields)
 
 
 def _override_fields(grid: GridEncoding, fields: dict[str, Any]) -> GridEncoding:
@@ -272,8 +257,3 @@ def _point_encoding(entry: Convention, name: str, dim: int, fields: dict[str, An
     axis_fields: dict[str, Any] = dict(entry.fields)
     axes = (Encoding(dim // number, **axis_fields),) * number
     return _override_fields(GridEncoding(axes, arrangement=entry.arrangement or "blocks"), fields)
-
-
-def _all() -> str:
-    """The names of all conventions, for error messages."""
-    return ", ".join(NAMES)

@@ -62,13 +62,12 @@ class Plan:
     turns_lo: tuple[float, ...]
     packed: array[int]
 
+    @lru_cache(maxsize=256)  # noqa: B019  (one for each of the plans, which are kept anyway)
     def partner(self) -> Plan:
         """The plan with sin and cos exchanged: the derivative, up to the factor 2 pi f and the sign."""
-        return _partner(self)
-
-    def columns(self, first: int, count: int) -> Plan:
-        """The plan of channels first .. first + count - 1; it has the same frequencies, so it gives the same bits."""
-        return _columns(self, first, count)
+        packed = self.packed[:]
+        packed[FLAGS_WORD] ^= FLAG_Q0 | FLAG_Q1
+        return replace(self, q0=1 - self.q0, q1=1 - self.q1, packed=packed)
 
     def channel(self, index: int) -> tuple[int, int] | None:
         """(oscillator, q) of a channel; None for a channel that is always zero."""
@@ -95,7 +94,7 @@ class Plan:
 def plan(encoding: Encoding) -> Plan:
     """The plan of an encoding. It has the exact frequencies, whatever `encoding.angle` is."""
     if isinstance(encoding, Columns):
-        return plan(encoding.whole).columns(encoding.first, encoding.dim)
+        return _columns(plan(encoding.whole), encoding.first, encoding.dim)
     sin, cos, _ = frequency.shape(encoding)
     shared = encoding.cos_frequency == "shared"
     cos_first = encoding.layout in ("cos_sin", "cos")
@@ -160,9 +159,8 @@ def _packed(
     )
 
 
-@lru_cache(maxsize=256)
 def _columns(plan: Plan, first: int, count: int) -> Plan:
-    """The plan of channels first .. first + count - 1, with the frequencies that they use."""
+    """The plan of channels first .. first + count - 1; it has the same frequencies, so it gives the same bits."""
     entries = plan.channels()[first : first + count]
     if plan.interleaved:
         streams, swapped = (entries[0::2], entries[1::2]), bool(first % 2)
@@ -189,14 +187,6 @@ def _columns(plan: Plan, first: int, count: int) -> Plan:
         # Of all channels: kernels use it to choose between algorithms whose float64 results may differ in the last bit.
         largest=max(map(abs, plan.turns_hi), default=0.0),
     )
-
-
-@lru_cache(maxsize=256)
-def _partner(plan: Plan) -> Plan:
-    """The plan with the flags of sin and cos exchanged."""
-    packed = plan.packed[:]
-    packed[FLAGS_WORD] ^= FLAG_Q0 | FLAG_Q1
-    return replace(plan, q0=1 - plan.q0, q1=1 - plan.q1, packed=packed)
 
 
 def _as_words(values: array[int] | array[float]) -> array[int]:
