@@ -15,7 +15,7 @@ from operator import index
 from typing import Any, TypeAlias
 
 from . import frequency
-from .tracing import constant_in_graph, refuse_in_graph
+from .tracing import refuse_in_graph
 from .values import MAX_DIM, choice, integer, real, real_tuple
 
 # Floats are used at their exact value; Fraction and Decimal express values that a float cannot hold.
@@ -173,7 +173,7 @@ class Encoding:
         Accuracy:
             correctly rounded.
         """
-        return _radians(self)
+        return frequency.radians(self)
 
     def timescales(self) -> tuple[float, ...]:
         """Returns the timescales, 1 / frequencies_radians, as float64; infinite where a frequency is 0.
@@ -187,14 +187,10 @@ class Encoding:
         Accuracy:
             correctly rounded.
         """
-        return _timescales(self)
+        return frequency.timescales(self)
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Encoding))
-
-# torch.compile cannot trace the exact arithmetic.
-_radians = constant_in_graph(lambda encoding: frequency.radians(encoding))
-_timescales = constant_in_graph(lambda encoding: frequency.timescales(encoding))
 
 
 def check_fields(names: Iterable[str]) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from functools import cached_property
-from operator import index
 from typing import Any, NamedTuple
 
 from . import frequency
@@ -203,25 +202,15 @@ class GridEncoding:
         Accuracy:
             the new position_scale is the exact fraction.
         """
-        if not hasattr(lengths, "__len__"):
-            raise TypeError(
-                f"lengths: expected {self.ndim} ints, one per axis, got {type(lengths).__name__}; pass the grid's shape"
-            )
-        if len(lengths) != self.ndim:
-            raise ValueError(f"lengths: expected {self.ndim}, one per axis, got {len(lengths)}; pass the grid's shape")
         factors = []
-        for k, length in enumerate(lengths):
-            # operator.index makes an int of a SymInt.
-            length = index(integer("lengths", length, 1, 2**62, "pass the number of grid points along each axis"))
+        for k, length in enumerate(lengths_of("lengths", lengths, self.ndim)):
             size = length if base_size is None else _one("base_size", base_size, k, self.ndim)
-            size = index(size) if type(size) is int else size
-            by = Fraction(real("scale", _one("scale", scale, k, self.ndim)))
-            if by <= 0:
-                raise ValueError(f"scale: expected numbers above 0, got {scale}; 1 leaves the coordinates as they are")
-            spanned = Fraction(real("base_size", size))
-            if spanned <= 0:
-                raise ValueError(f"base_size: expected numbers above 0, got {base_size}; None leaves the lengths")
-            factors.append(spanned / length / by)
+            given = {"lengths": length, "base_size": size, "scale": _one("scale", scale, k, self.ndim)}
+            numbers = {name: Fraction(real(name, value)) for name, value in given.items()}
+            for name, number in numbers.items():
+                if number <= 0:
+                    raise ValueError(f"{name}: expected numbers above 0, got {given[name]}; pass larger ones")
+            factors.append(numbers["base_size"] / numbers["lengths"] / numbers["scale"])
         return self.with_axes(
             position_scale=tuple(Fraction(a.position_scale) * f for a, f in zip(self.axes, factors, strict=True))
         )
