@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..encodings.encoding import Encoding
 from ..encodings.plan import plan
-from .fields import add_option, chosen_encoding
+from . import chosen_encoding, encoding_option
 
 HELP = "write an encoding's constants as a C header"
 
@@ -20,7 +20,7 @@ def options(command: argparse.ArgumentParser) -> None:
     """Adds the options of the subcommand."""
     command.add_argument("convention", metavar="CONVENTION", help="name of a convention, such as paper or t2t")
     command.add_argument("dim", metavar="DIM", type=int, help="number of channels")
-    add_option(command)
+    encoding_option(command)
     command.add_argument("--name", help="C identifier of the array (default: the convention and the dim, as paper6)")
     command.add_argument("-o", "--output", metavar="FILE", required=True, help="file to write; - for standard output")
 

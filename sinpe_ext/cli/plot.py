@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .fields import add_option, chosen_encoding
+from . import chosen_encoding, encoding_option
 
 HELP = "draw an encoding into a PNG, PDF or SVG file"
 KINDS = ("heatmap", "curves", "similarity", "error")
@@ -15,7 +15,7 @@ def options(command: argparse.ArgumentParser) -> None:
     """Adds the options of the subcommand."""
     command.add_argument("--convention", metavar="NAME", default="paper", help="name of a convention (default: paper)")
     command.add_argument("--dim", type=int, default=100, help="number of channels (default: 100)")
-    add_option(command)
+    encoding_option(command)
     command.add_argument("--kind", choices=KINDS, default="heatmap", help="kind of plot (default: heatmap)")
     command.add_argument("--length", type=int, default=200, help="positions of heatmap and similarity (default: 200)")
     text = "positions (curves: default 5,6,50; error: default 1 to 10 million)"

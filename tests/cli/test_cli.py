@@ -15,7 +15,7 @@ from children import execute
 
 from sinpe_ext import __main__ as cli
 from sinpe_ext._version import __version__
-from sinpe_ext.cli.fields import field
+from sinpe_ext.cli import field
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMMANDS = ("info", "demo", "plot", "build", "export", "identify")
