@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import sinpe_ext as sinpe
+
 HELP = "encode a text; show accuracy, times and plots"
 DIM = 512
 LAST_POSITIONS = (10, 1_000, 10_000, 100_000, 1_000_000)
@@ -25,8 +27,6 @@ def options(command: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Runs the demo and prints its results. Raises ValueError for a text without words, OSError for files."""
     import torch
-
-    import sinpe_ext as sinpe
 
     text = Path(options.text or (README if README.is_file() else __file__)).read_text(encoding="utf-8")
     torch.manual_seed(0)
@@ -50,8 +50,6 @@ def heading(text: str) -> None:
 def encode_text(text: str) -> None:
     """Part 1: words -> ids -> embedding * sqrt(d) -> x + PE, with some values of each."""
     import torch
-
-    import sinpe_ext as sinpe
 
     tokens = re.findall(r"\w+|[^\w\s]", text.lower())
     if not tokens:
@@ -80,8 +78,6 @@ def accuracy() -> None:
     import numpy as np
     import torch
 
-    import sinpe_ext as sinpe
-
     from ..naive import naive_table
 
     def errors(got: torch.Tensor, exact: Any) -> str:
@@ -109,8 +105,6 @@ def timing() -> None:
     from torch.nn.functional import dropout
     from torch.utils.benchmark import Timer
 
-    import sinpe_ext as sinpe
-
     from ..naive import naive_table
 
     x, pe, encoding = torch.randn(8, 512, 1024), sinpe.table(512, 1024), sinpe.Encoding(1024)
@@ -137,8 +131,6 @@ def pictures(output: Path) -> None:
     except ImportError:
         print("Left out: matplotlib is not installed; run `pip install matplotlib`.")
         return
-    import sinpe_ext as sinpe
-
     from .. import plot
 
     encoding = sinpe.convention("own_index", 100)

@@ -21,20 +21,15 @@ def options(command: argparse.ArgumentParser) -> None:
         "file", metavar="FILE", help="a checkpoint or an array: .pt, .pth, .bin, .ckpt, .safetensors, .npy or .npz"
     )
     text = "lengths of a flattened grid: H W, or T H W (default: found)"
-    command.add_argument("--shape", metavar="N", type=length, nargs="+", help=text)
+    command.add_argument("--shape", metavar="N", type=int, nargs="+", help=text)
     command.add_argument("--key", metavar="NAME", help="only tensors whose names end with NAME, and why each is none")
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
-def length(text: str) -> int:
-    """Parses the length of an axis."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a length of 1 or more, got {text}")
-    return int(text)
-
-
 def main(options: argparse.Namespace) -> int:
     """Runs the subcommand. Returns 0 if a table was found, otherwise 1. Raises ValueError for a bad file or option."""
+    if options.shape is not None and min(options.shape) < 1:
+        raise ValueError(f"--shape: expected lengths of 1 or more, got {min(options.shape)}; pass those of the axes")
     path, key = Path(options.file), options.key
     tensors = {name or path.name: read for name, read in tensors_of(path).items()}
     chosen = [name for name in tensors if key is None or name.endswith(key)]
