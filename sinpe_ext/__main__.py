@@ -36,8 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         code = int(options.run(options))
-        if sys.stdout is not None:  # None if it was closed when the process started
-            sys.stdout.flush()
+        print(end="", flush=True)  # sys.stdout is None if it was closed when the process started
         return code
     except (ImportError, IndexError, TypeError, ValueError) as error:
         print(f"python -m sinpe_ext {options.command}: {printable(str(error))}", file=sys.stderr)

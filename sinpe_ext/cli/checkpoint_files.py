@@ -27,7 +27,10 @@ def tensors_of(path: Path) -> dict[str, Callable[[], Any]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # libraries warn of files that they can read
             if path.suffix == ".safetensors" or head[8:] == b"{":
-                return _of_safetensors(path)
+                from safetensors import safe_open
+
+                archive = safe_open(path, framework="pt", device="cpu")
+                return {name: partial(archive.get_tensor, name) for name in archive.keys()}
             if head.startswith(b"\x93NUMPY") or path.suffix == ".npz":
                 return _of_numpy(path)
             return _of_torch(path)
@@ -47,13 +50,6 @@ def reason_of(error: Exception) -> str:
     lines = str(error).rpartition("WeightsUnpickler error: ")[2].strip().splitlines()
     said = [line for line in lines if line and not line.startswith("Weights only load")]
     return said[0][:160] if said else type(error).__name__
-
-
-def _of_safetensors(path: Path) -> dict[str, Callable[[], Any]]:
-    from safetensors import safe_open
-
-    file = safe_open(path, framework="pt", device="cpu")
-    return {name: partial(file.get_tensor, name) for name in file.keys()}
 
 
 def _of_numpy(path: Path) -> dict[str, Callable[[], Any]]:

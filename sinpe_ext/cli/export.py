@@ -12,9 +12,6 @@ from . import chosen_encoding, encoding_option
 
 HELP = "write an encoding's constants as a C header"
 
-_INT64_MIN = -(2**63)
-_PER_LINE = 4
-
 
 def options(command: argparse.ArgumentParser) -> None:
     """Adds the options of the subcommand."""
@@ -63,10 +60,7 @@ def export_header(encoding: Encoding, name: str) -> str:
             f'encoding: expected angle="exact", got "{encoding.angle}"; the C interface computes exact angles only'
         )
     words = plan(encoding).packed
-    rows = [
-        "    " + ", ".join(_literal(word) for word in words[index : index + _PER_LINE]) + ","
-        for index in range(0, len(words), _PER_LINE)
-    ]
+    rows = ["    " + ", ".join(map(_literal, words[at : at + 4])) + "," for at in range(0, len(words), 4)]
     guard = f"SINPE_PLAN_{name}_H"  # not in upper case, because names may differ in case only
     return f"""\
 /* Written by `python -m sinpe_ext export`; change the encoding and export again.
@@ -93,4 +87,4 @@ static const int64_t {name}[] = {{
 def _literal(word: int) -> str:
     """An int64 as a C literal."""
     # In C, -9223372036854775808 is a minus applied to a number that does not fit into a signed type.
-    return "(-9223372036854775807 - 1)" if word == _INT64_MIN else str(word)
+    return "(-9223372036854775807 - 1)" if word == -(2**63) else str(word)

@@ -12,7 +12,6 @@ from . import printable
 from .checkpoint_files import reason_of, tensors_of
 
 HELP = "find the tables of positional encodings in a checkpoint and name their conventions"
-FLOATING = ("float64", "float32", "float16", "bfloat16")
 
 
 def options(command: argparse.ArgumentParser) -> None:
@@ -68,8 +67,8 @@ def _identified(tensor: Any, shape: list[int] | None, *, must_fit: bool) -> Any:
     """The `Matches` of a tensor. A shape that does not fit it is left out unless it must."""
     from ..identification import Matches, identify
 
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if not must_fit and (dtype not in FLOATING or sum(length > 1 for length in tensor.shape) < 2):
+    is_float = tensor.is_floating_point() and tensor.dtype.itemsize > 1
+    if not must_fit and (not is_float or sum(length > 1 for length in tensor.shape) < 2):
         return Matches(reason="of another shape or type")
     try:
         return identify(tensor, shape=shape)

@@ -8,7 +8,6 @@ from pathlib import Path
 from . import chosen_encoding, encoding_option
 
 HELP = "draw an encoding into a PNG, PDF or SVG file"
-KINDS = ("heatmap", "curves", "similarity", "error")
 
 
 def options(command: argparse.ArgumentParser) -> None:
@@ -16,7 +15,8 @@ def options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--convention", metavar="NAME", default="paper", help="name of a convention (default: paper)")
     command.add_argument("--dim", type=int, default=100, help="number of channels (default: 100)")
     encoding_option(command)
-    command.add_argument("--kind", choices=KINDS, default="heatmap", help="kind of plot (default: heatmap)")
+    kinds = ("heatmap", "curves", "similarity", "error")
+    command.add_argument("--kind", choices=kinds, default="heatmap", help="kind of plot (default: heatmap)")
     command.add_argument("--length", type=int, default=200, help="positions of heatmap and similarity (default: 200)")
     text = "positions (curves: default 5,6,50; error: default 1 to 10 million)"
     command.add_argument("--positions", metavar="P,P,...", type=whole_numbers, help=text)
