@@ -138,7 +138,7 @@ def _different_fields(encoding: Any, known: Any) -> dict[str, Any] | None:
         return None
     is_grid = isinstance(encoding, GridEncoding)
     axes, others = (encoding.axes, known.axes) if is_grid else ((encoding,), (known,))
-    if [axis.dim for axis in axes] != [other.dim for other in others]:
+    if [axis.dim for axis in axes] != [other.dim for other in others] or len({a.frequencies for a in axes}) > 1:
         return None
     fields: dict[str, Any] = {}
     for name in FIELDS[1:]:

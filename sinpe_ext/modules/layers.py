@@ -141,8 +141,9 @@ class SinusoidalPositionalEncoding(nn.Module):
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
-        except AttributeError:
-            raise AttributeError(shared.missing(self, name)) from None
+        except AttributeError as error:
+            advice = "; it stores no table: pass persistent_table=True and max_len, or call sinpe_ext.table"
+            raise AttributeError(f"{error}{advice if name == 'pe' else ''}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "pe" and isinstance(value, Tensor) and "pe" in self._buffers and "_is_replica" not in vars(self):

@@ -136,11 +136,3 @@ def _limit_message(call: Any, lowest: int, highest: int, got: str, is_below: boo
     if call.positions is None or call.positions_are_starts:
         return f"start: expected rows at positions {lowest} to {highest}, which max_len allows, got {got}; {advice}"
     return f"positions: expected {lowest} to {highest}, the rows that max_len allows, got {got}; {advice}"
-
-
-def missing(layer: Any, name: str) -> str:
-    """The message for an attribute that a layer does not have."""
-    text = f"'{type(layer).__name__}' object has no attribute '{name}'"
-    if name != "pe":
-        return text
-    return f"{text}; it stores no table: pass persistent_table=True and max_len, or call sinpe_ext.table"

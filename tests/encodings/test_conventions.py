@@ -165,6 +165,9 @@ NAMES_OF = {
     'sinpe.convention("mae2d", 8, base=(100.0, 10.0))': convention("mae2d", 8, base=(100, 10)),
     'sinpe.convention("nerf", 12, axes=3)': convention("nerf", 12, axes=3),
     "sinpe.GridEncoding((sinpe.Encoding(2), sinpe.Encoding(4)))": GridEncoding((Encoding(2), Encoding(4))),
+    "sinpe.GridEncoding((sinpe.Encoding(2, frequencies=(1.0,)), sinpe.Encoding(2)))": GridEncoding(
+        (Encoding(2, frequencies=(1,)), Encoding(2))
+    ),
 }
 
 
