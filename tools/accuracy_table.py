@@ -22,7 +22,7 @@ import ulp  # noqa: E402
 from environments import commit  # noqa: E402
 
 import sinpe_ext as sinpe  # noqa: E402
-from sinpe_ext.cli.usual import usual_parts, usual_table  # noqa: E402
+from sinpe_ext.naive import naive_table  # noqa: E402
 
 DIM = 512
 PAGE = ROOT / "docs" / "accuracy.md"
@@ -41,11 +41,10 @@ RANGES: dict[str, list[float]] = {
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def usual(positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def naive(positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The tutorial's formula in float32, cast to `dtype`; in float64 for dtype float64."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    _, index = usual_parts(1, DIM, wide)
-    return usual_table(positions.to(wide).unsqueeze(1), index).to(dtype)
+    return naive_table(positions.to(wide), DIM).to(dtype)
 
 
 def backends() -> list[str]:
@@ -94,14 +93,14 @@ def table() -> Iterator[str]:
             for backend in names[:-1]:
                 with sinpe.use_backend(backend):
                     cells.append(ulp.compare(sinpe.encode(at, DIM, dtype=dtype), sinpe.Encoding(DIM), positions))
-            cells.append(ulp.compare(usual(at, dtype), sinpe.Encoding(DIM), positions))
+            cells.append(ulp.compare(naive(at, dtype), sinpe.Encoding(DIM), positions))
             yield f"| {short} | {name} | {cells[0].entries:,} | {' | '.join(map(cell, cells))} |"
         if dtype == torch.float32:
             reports = []
             for backend in names[:-1]:
                 with sinpe.use_backend(backend):
                     reports.append(every_entry(lambda first: sinpe.table(ROWS, DIM, start=first)))
-            reports.append(every_entry(lambda first: usual(torch.arange(first, first + ROWS), torch.float32)))
+            reports.append(every_entry(lambda first: naive(torch.arange(first, first + ROWS), torch.float32)))
             yield f"| {short} | all below {LONG:,} | {reports[0].entries:,} | {' | '.join(map(cell, reports))} |"
 
 

@@ -4,46 +4,42 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import sinpe_ext as sinpe
 
+HELP = "encode a text; show accuracy, times and plots"
 DIM = 512
 LAST_POSITIONS = (10, 1_000, 10_000, 100_000, 1_000_000)
 WINDOW = 8  # positions compared with mpmath, up to and including each of the above
-MPMATH_BITS = 200
-README = Path(__file__).resolve().parent.parent.parent / "README.md"
+README = Path(__file__).resolve().parents[2] / "README.md"
 
 
-class DemoError(Exception):
-    """Raised if the demo cannot run; the message is one line for the user."""
+def options(command: argparse.ArgumentParser) -> None:
+    """Adds the options of the subcommand."""
+    command.add_argument("--text", metavar="FILE", help="the text to encode (default: the README)")
+    text = "folder for the plots (default: ./demo_output)"
+    command.add_argument("--output", metavar="DIR", type=Path, default="demo_output", help=text)
 
 
 def main(options: argparse.Namespace) -> int:
-    """Runs the demo, prints its results and returns 0. Raises DemoError."""
+    """Runs the demo and prints its results. Raises ValueError for a text without words, OSError for files."""
     import torch
 
-    import sinpe_ext as sinpe
-
-    try:
-        text = Path(options.text or README).read_text(encoding="utf-8") if options.text or README.is_file() else __doc__
-    except (OSError, UnicodeDecodeError) as error:
-        raise DemoError(f"text: expected a readable UTF-8 file, got {options.text} ({error}); pass another") from None
+    text = Path(options.text or (README if README.is_file() else __file__)).read_text(encoding="utf-8")
     torch.manual_seed(0)
     heading("1. Text, embedding, encoding")
-    encode_text(text or "")
+    encode_text(text)
     heading("2. Backend")
     print(sinpe.backend_info())
-    heading(f"3. Accuracy against mpmath ({MPMATH_BITS} bits), float32, {DIM} channels, {WINDOW} positions up to each")
+    heading(f"3. Accuracy against mpmath, float32, {DIM} channels, {WINDOW} positions up to each")
     accuracy()
     heading("4. Time, medians")
     timing()
     heading("5. Pictures")
-    pictures(Path(options.output))
+    pictures(options.output)
     return 0
 
 
@@ -55,74 +51,51 @@ def encode_text(text: str) -> None:
     """Part 1: words -> ids -> embedding * sqrt(d) -> x + PE, with some values of each."""
     import torch
 
-    import sinpe_ext as sinpe
-
     tokens = re.findall(r"\w+|[^\w\s]", text.lower())
     if not tokens:
-        raise DemoError("text: expected at least one word, got none; pass --text FILE")
-    vocabulary = [token for token, _ in Counter(tokens).most_common()]
+        raise ValueError("text: expected at least one word, got none; pass --text FILE")
+    vocabulary = list(dict.fromkeys(tokens))
     ids = torch.tensor([[vocabulary.index(token) for token in tokens]])
     layer = sinpe.SinusoidalEmbedding(len(vocabulary), DIM, scale=DIM**0.5).eval()
     with torch.no_grad():
         x, encoded = layer.weight[ids] * DIM**0.5, layer(ids)
     print(f"{len(text):,} characters, {len(tokens):,} tokens, a vocabulary of {len(vocabulary):,}")
     print(f"SinusoidalEmbedding({len(vocabulary)}, {DIM}, scale=sqrt({DIM}))(ids)  ->  {tuple(encoded.shape)}")
-    print(f"\n{'position':>8}  {'token':<14}  {'channel':>7}  {'x':>10}  {'x + PE':>10}  {'PE':>10}")
-    for position in sorted({0, min(1, len(tokens) - 1), len(tokens) - 1}):
-        pe = sinpe.encode(torch.tensor(position), DIM)
-        for channel in (0, 1):
-            values = (float(t[channel]) for t in (x[0, position], encoded[0, position], pe))
-            cells = "  ".join(f"{value:>10.6f}" for value in values)
-            print(f"{position:>8}  {tokens[position][:14]:<14}  {channel:>7}  {cells}")
-
-
-def exact_rows(positions: list[int], dim: int) -> Any:
-    """The paper's formula at positions, computed by mpmath and rounded to a float64 array (P, dim)."""
-    import mpmath
-    import numpy as np
-
-    rows = np.empty((len(positions), dim))
-    with mpmath.workprec(MPMATH_BITS):
-        frequencies = [mpmath.mpf(10000) ** (-mpmath.mpf(2 * i) / dim) for i in range(dim // 2)]
-        for row, position in zip(rows, positions, strict=True):
-            for pair, frequency in enumerate(frequencies):
-                cosine, sine = mpmath.cos_sin(position * frequency)
-                row[2 * pair], row[2 * pair + 1] = float(sine), float(cosine)
-    return rows
-
-
-def errors(got: Tensor, exact: Any) -> tuple[float, float]:
-    """The largest absolute error, and the largest error in float32 ULP of the exact value."""
-    import numpy as np
-
-    difference = np.abs(got.numpy().astype(np.float64) - exact)
-    _, exponent = np.frexp(exact)
-    unit = np.ldexp(1.0, np.maximum(exponent - 24, -149))
-    return float(difference.max()), float((difference / unit).max())
+    print(f"\n{'position':>8}  {'token':<14}  {'x, channels 0, 1':>22}  {'x + PE':>22}  {'PE':>22}")
+    for position in sorted({0, len(tokens) // 2, len(tokens) - 1}):
+        rows = x[0, position], encoded[0, position], sinpe.encode(torch.tensor(position), DIM)
+        cells = "  ".join(f"{row[0]:>10.6f}  {row[1]:>10.6f}" for row in rows)
+        print(f"{position:>8}  {tokens[position][:14]:<14}  {cells}")
 
 
 def accuracy() -> None:
     """Part 3: the errors of the naive float32 formula and of this library at positions up to a million."""
-    import torch
-
-    import sinpe_ext as sinpe
-
-    from .usual import usual_parts, usual_table
-
     try:
-        import mpmath  # noqa: F401
+        import mpmath
     except ImportError:
         print("Left out: mpmath, the reference for accuracy, is not installed; run `pip install mpmath`.")
         return
-    _, index = usual_parts(1, DIM)
+    import numpy as np
+    import torch
+
+    from ..naive import naive_table
+
+    def errors(got: torch.Tensor, exact: Any) -> str:
+        """The largest absolute error, and the largest error in float32 ULP of the exact value."""
+        difference = np.abs(got.numpy().astype(np.float64) - exact)
+        unit = np.ldexp(1.0, np.maximum(np.frexp(exact)[1] - 24, -149))
+        return f"{difference.max():>12.2e}  {(difference / unit).max():>13,.4f}"
+
     print(f"{'position':>15}  {'naive float32 formula':^27}  {'sinpe_ext':^27}")
     print(f"{'':>15}  {'max error':>12}  {'max ULP':>13}  {'max error':>12}  {'max ULP':>13}")
-    for last in LAST_POSITIONS:
-        positions = torch.arange(last - WINDOW + 1, last + 1)
-        exact = exact_rows(positions.tolist(), DIM)
-        usual = errors(usual_table(positions.float().unsqueeze(1), index), exact)
-        ours = errors(sinpe.encode(positions, DIM), exact)
-        print(f"{last:>15,}  {usual[0]:>12.2e}  {usual[1]:>13,.1f}  {ours[0]:>12.2e}  {ours[1]:>13,.4f}")
+    with mpmath.workprec(200):
+        frequencies = [mpmath.mpf(10000) ** (-mpmath.mpf(2 * pair) / DIM) for pair in range(DIM // 2)]
+        for last in LAST_POSITIONS:
+            positions = torch.arange(last - WINDOW + 1, last + 1)
+            pairs = [mpmath.cos_sin(p * w)[::-1] for p in positions.tolist() for w in frequencies]
+            exact = np.array(pairs, dtype=np.float64).reshape(WINDOW, DIM)
+            ours, naive = sinpe.encode(positions, DIM), naive_table(positions.float(), DIM)
+            print(f"{last:>15,}  {errors(naive, exact)}  {errors(ours, exact)}")
     print("\n0.5 ULP is the least that rounding to float32 allows; at 0.5 every value is the correctly rounded one.")
 
 
@@ -132,14 +105,11 @@ def timing() -> None:
     from torch.nn.functional import dropout
     from torch.utils.benchmark import Timer
 
-    import sinpe_ext as sinpe
+    from ..naive import naive_table
 
-    from .usual import usual_parts, usual_table
-
-    position, index = usual_parts(4096, 1024)
     x, pe, encoding = torch.randn(8, 512, 1024), sinpe.table(512, 1024), sinpe.Encoding(1024)
     cases: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-        "table 4096 x 1024": (lambda: usual_table(position, index), lambda: sinpe.table(4096, encoding)),
+        "table 4096 x 1024": (lambda: naive_table(torch.arange(4096.0), 1024), lambda: sinpe.table(4096, encoding)),
         "dropout(32 * x + PE), x (8, 512, 1024)": (
             lambda: dropout(x * 32.0 + pe, 0.1),
             lambda: sinpe.add(x, encoding, scale=32.0, dropout=0.1),
@@ -155,29 +125,23 @@ def timing() -> None:
 
 
 def pictures(output: Path) -> None:
-    """Part 5: heat maps and curves of the convention "own_index", and the error against the position, as PNG files."""
+    """Part 5: plots of the convention "own_index", and the error against the position, as PNG files."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         print("Left out: matplotlib is not installed; run `pip install matplotlib`.")
         return
-    import sinpe_ext as sinpe
-
     from .. import plot
 
     encoding = sinpe.convention("own_index", 100)
     drawings: dict[str, Callable[[Any], Any]] = {
-        "heatmap_transposed.png": lambda ax: plot.heatmap(encoding, length=200, transpose=True, cmap="Purples", ax=ax),
         "heatmap.png": lambda ax: plot.heatmap(encoding, length=200, ax=ax),
         "curves.png": lambda ax: plot.curves(encoding, positions=(5, 6, 50), ax=ax),
         "error.png": lambda ax: plot.error(sinpe.Encoding(DIM), ax=ax),
     }
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        for name, draw in drawings.items():
-            figure = Figure(figsize=(8, 5), layout="constrained")
-            draw(figure.add_subplot())
-            figure.savefig(output / name, dpi=120)
-            print(output / name)
-    except OSError as error:
-        raise DemoError(f"output: expected a folder to write to, got {output} ({error}); pass --output DIR") from None
+    output.mkdir(parents=True, exist_ok=True)
+    for name, draw in drawings.items():
+        figure = Figure(figsize=(8, 5), layout="constrained")
+        draw(figure.add_subplot())
+        figure.savefig(output / name, dpi=120)
+        print(output / name)

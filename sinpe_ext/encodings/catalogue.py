@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-import re
 from collections.abc import Callable, Mapping
 from operator import index
 from typing import Any, Literal, NamedTuple, overload
 
 from .encoding import Encoding
 from .grid import MAX_AXES, GridEncoding, of_axis
-from .grid_catalogue import GRIDS, GridConvention
-from .tracing import constant_in_graph
+from .grid_catalogue import GRIDS
 from .values import MAX_DIM, integer
 
 
@@ -34,15 +31,6 @@ class Convention(NamedTuple):
     code: str
     fields: Mapping[str, Any | Callable[[int], Any]]
     arrangement: str | None = None
-
-
-def _reciprocal_root(dim: int) -> float:
-    """1 / sqrt(dim), correctly rounded, where 1 / math.sqrt(dim) is rounded twice.
-
-    Computed with integers, which torch.compile can trace. For dim up to 2**24 no value is within 2**-160 of the
-    midpoint between two floats, so 200 bits decide the rounding.
-    """
-    return math.isqrt((1 << 400) // dim) / (1 << 200)
 
 
 _T2T = {"layout": "sin_cos", "shift": 1, "odd": "pad"}
@@ -133,7 +121,7 @@ CATALOGUE: dict[str, Convention] = {
         "NeMo (FixedPositionalEncoding)",
         "paper / sqrt(d)",
         "pos_enc.div_(math.sqrt(hidden_size))",
-        {"amplitude": _reciprocal_root},
+        {"amplitude": lambda dim: math.isqrt((1 << 400) // dim) / (1 << 200)},  # correctly rounded, unlike 1 / sqrt
     ),
     "nerf": Convention(
         "sin and cos alternate, frequency 2^i, without the raw input; axes=3 for points (x, y, z)",
@@ -205,7 +193,7 @@ def convention(name: str, dim: int, **fields: Any) -> Encoding | GridEncoding:
     key = resolve(name)
     dim = index(integer("dim", dim, 1, MAX_DIM, "pass the number of channels"))  # makes an int of a SymInt
     if key in GRIDS:
-        return grid_of(GRIDS[key], key, dim, fields)
+        return _override_fields(GRIDS[key].build(key, dim), fields)
     entry = CATALOGUE[key]
     if entry.arrangement and "axes" in fields:
         return _point_encoding(entry, key, dim, dict(fields))
@@ -231,61 +219,18 @@ def conventions() -> dict[str, str]:
 def resolve(name: str, argument: str = "name") -> str:
     """Checks the name of a convention, given as this argument, and returns it as spelled in the catalogue. Raises
     TypeError, ValueError."""
+    advice = f"pass one of {', '.join(NAMES)}"
     if not isinstance(name, str):
-        raise TypeError(
-            f"{argument}: expected the name of a convention, got {type(name).__name__}; pass one of {_all()}"
-        )
+        raise TypeError(f"{argument}: expected the name of a convention, got {type(name).__name__}; {advice}")
     key = name.lower().replace("-", "_")
     if key not in NAMES:
-        raise ValueError(f'{argument}: expected the name of a convention, got "{name}"; {_advice(key)} names: {_all()}')
+        raise ValueError(f'{argument}: expected the name of a convention, got "{name}"; {advice}')
     return key
-
-
-# Parts of the names of models with rotary embeddings.
-_ROTARY = ("rope", "rotary", "llama", "mistral", "mixtral", "qwen", "gemma", "gptj", "gpt_neox", "rotate_half")
-# Words in the names of users that do not distinguish conventions.
-_GENERIC = """sinusoidal sine sin cos sincos concat position positional encoding embedding encoder frequency code text
-speech diffusion image stable paper tutorial index pytorch""".split()
-
-
-@constant_in_graph  # torch.compile cannot trace difflib
-def _advice(key: str) -> str:
-    """The suggestion for an unknown name: conventions with a similar name, or those that a library or model of that
-    name uses."""
-    if any(word in key for word in _ROTARY):
-        return "rotary embeddings are not here, this library adds to x or gives tables; the"
-    swapped = [known for known in NAMES if sorted(known) == sorted(key)]  # letters in another order
-    close = difflib.get_close_matches(key, NAMES, n=3, cutoff=0.8) or swapped
-    if close:
-        return f"did you mean {' or '.join(close)}? All"
-    for wanted in (re.sub(r"[^a-z0-9]", "", key), *re.split(r"[^a-z0-9]+", key)):
-        if len(wanted) < 3 or wanted in _GENERIC:
-            continue
-        used = [f'"{name}" is used by {user}' for name in NAMES if (user := _user(name, wanted))]
-        if used:
-            return f"{', '.join(used)}; all"
-    return "the"
-
-
-def _user(name: str, wanted: str) -> str:
-    """The user of a convention whose name contains `wanted`, as spelled in the catalogue; "" if there is none."""
-    entry: Any = CATALOGUE.get(name) or GRIDS[name]
-    for user in re.split(r",(?![^(]*\))", entry.users):
-        for word in re.findall(r"\w+", re.sub('".*?"', "", user)):
-            parts = {word.replace("_", ""), *re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]+", word)}
-            if {wanted, f"{wanted}s"} & {part.lower() for part in parts}:
-                return str(user.strip())
-    return ""
 
 
 def is_grid(name: str) -> bool:
     """Whether a name given as `encoding` is that of a grid. Raises as `resolve`."""
     return resolve(name, "encoding") in GRIDS
-
-
-def grid_of(entry: GridConvention, name: str, dim: int, fields: dict[str, Any]) -> GridEncoding:
-    """The grid encoding of a catalogue entry, with `fields` overridden."""
-    return _override_fields(entry.build(name, dim), fields)
 
 
 def _override_fields(grid: GridEncoding, fields: dict[str, Any]) -> GridEncoding:
@@ -312,8 +257,3 @@ def _point_encoding(entry: Convention, name: str, dim: int, fields: dict[str, An
     axis_fields: dict[str, Any] = dict(entry.fields)
     axes = (Encoding(dim // number, **axis_fields),) * number
     return _override_fields(GridEncoding(axes, arrangement=entry.arrangement or "blocks"), fields)
-
-
-def _all() -> str:
-    """The names of all conventions, for error messages."""
-    return ", ".join(NAMES)

@@ -15,8 +15,8 @@ from operator import index
 from typing import Any, TypeAlias
 
 from . import frequency
-from .tracing import constant_in_graph, refuse_in_graph
-from .values import MAX_DIM, choice, integer, misspelled, real, real_tuple
+from .tracing import refuse_in_graph
+from .values import MAX_DIM, choice, integer, real, real_tuple
 
 # Floats are used at their exact value; Fraction and Decimal express values that a float cannot hold.
 Number: TypeAlias = float | Fraction | Decimal
@@ -27,28 +27,6 @@ ODD_POLICIES = ("truncate", "pad", "round", "raise")
 COS_FREQUENCIES = ("shared", "own")
 UNITS = ("radian", "half_turn", "turn")
 ANGLES = ("exact", "float32_exp", "float32_pow")
-
-# Parameter names of other libraries -> what to write instead.
-_HINTS = {
-    "temperature": "base=...",
-    "theta": "base=...",
-    "max_period": "base=...",
-    "max_timescale": "base=...",
-    "n": "base=...",
-    "downscale_freq_shift": "shift=...",
-    "scale": "position_scale=... (it multiplies the position); to scale the result, amplitude=...",
-    **dict.fromkeys(
-        ("max_len", "max_length", "max_seq_len", "max_position_embeddings"),
-        "no such argument: no table is stored, every position is valid",
-    ),
-    "flip_sin_to_cos": 'layout="cos_sin"',
-    "d_model": "dim, the first argument",
-    "embedding_dim": "dim, the first argument",
-    "padding_idx": "start=padding_idx + 1 (fairseq's rule)",
-    "offset": "start=...",
-    "phase": 'layout="cos_sin" for cosines first, or start=... to shift positions',
-    "dropout": "the dropout of add, embed or the module; an encoding has none",
-}
 
 
 @dataclass(frozen=True)
@@ -84,7 +62,7 @@ class Encoding:
         position_scale: factor on every position.
         start: position of the first row where positions are not given explicitly.
         amplitude: factor on every value.
-        angle: "exact", or "float32_exp" or "float32_pow" to reproduce the float32 rounding errors of the usual
+        angle: "exact", or "float32_exp" or "float32_pow" to reproduce the float32 rounding errors of the naive
             formulas, for models that were trained with them.
 
     Raises:
@@ -113,12 +91,7 @@ class Encoding:
 
     def __new__(cls, *args: Any, **fields: Any) -> Encoding:
         refuse_in_graph("Encoding")
-        # The dataclass's own message for an unknown field suggests neither a close match nor our name for the field.
-        if len(args) > 1:
-            raise TypeError(f"Encoding: expected one positional argument (dim), got {len(args)}; name the other fields")
-        for name in fields:
-            if name not in FIELDS:
-                raise TypeError(unknown_field(name, FIELDS))
+        check_fields(fields)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -140,7 +113,7 @@ class Encoding:
         choice("unit", self.unit, UNITS)
         choice("angle", self.angle, ANGLES)
         if self.base <= 0:
-            raise ValueError(f"base: expected a number above 0, got {self.base!r}; the usual one is 10000")
+            raise ValueError(f"base: expected a number above 0, got {self.base!r}; most models have 10000")
         if self.odd == "raise" and self.dim % 2 and self.layout not in HALVES:
             raise ValueError(
                 f'dim: expected an even number with odd="raise", got {self.dim}; '
@@ -200,7 +173,7 @@ class Encoding:
         Accuracy:
             correctly rounded.
         """
-        return _radians(self)
+        return frequency.radians(self)
 
     def timescales(self) -> tuple[float, ...]:
         """Returns the timescales, 1 / frequencies_radians, as float64; infinite where a frequency is 0.
@@ -214,24 +187,17 @@ class Encoding:
         Accuracy:
             correctly rounded.
         """
-        return _timescales(self)
+        return frequency.timescales(self)
 
 
-FIELDS = tuple(field.name for field in dataclasses.fields(Encoding))  # torch.compile cannot trace dataclasses.fields
+FIELDS = tuple(field.name for field in dataclasses.fields(Encoding))
 
 
-# torch.compile cannot trace the exact arithmetic.
-_radians = constant_in_graph(lambda encoding: frequency.radians(encoding))
-_timescales = constant_in_graph(lambda encoding: frequency.timescales(encoding))
-
-
-def unknown_field(name: str, known: Iterable[str]) -> str:
-    """The error message for a field that Encoding does not have, with a suggestion."""
-    if name in _HINTS:
-        return f"{name}: not a field of Encoding; use {_HINTS[name]}"
-    close = misspelled(name, tuple(known))
-    advice = f"did you mean {close}?" if close else f"the fields are {', '.join(known)}"
-    return f"{name}: not a field of Encoding; {advice}"
+def check_fields(names: Iterable[str]) -> None:
+    """Raises TypeError for a name that is not a field of Encoding, listing those that are."""
+    for name in names:
+        if name not in FIELDS:
+            raise TypeError(f"{name}: expected a field of Encoding, which are {', '.join(FIELDS)}; pass one of these")
 
 
 def _short(value: Any) -> str:

@@ -14,6 +14,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from .tracing import constant_in_graph
+
 if TYPE_CHECKING:
     from .encoding import Encoding
 
@@ -232,7 +234,7 @@ def _snap(value: int) -> int:
     return value if abs(value - short) >> low_bits - _SNAP_MARGIN else short
 
 
-@lru_cache(maxsize=64)
+@constant_in_graph  # torch.compile cannot trace the exact arithmetic
 def radians(encoding: Encoding) -> tuple[float, ...]:
     """Angular frequencies in radians per position, correctly rounded to float64."""
     bits, values = angular(encoding)
@@ -240,7 +242,7 @@ def radians(encoding: Encoding) -> tuple[float, ...]:
     return tuple(value / one for value in values)
 
 
-@lru_cache(maxsize=64)
+@constant_in_graph
 def timescales(encoding: Encoding) -> tuple[float, ...]:
     """Reciprocals of the angular frequencies, correctly rounded to float64; infinite where they do not fit."""
     bits, values = angular(encoding)

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from functools import cached_property
-from operator import index
 from typing import Any, NamedTuple
 
 from . import frequency
-from .encoding import FIELDS, HALVES, Encoding, unknown_field
+from .encoding import HALVES, LAYOUTS, Encoding, check_fields
 from .tracing import refuse_in_graph
 from .values import MAX_DIM, choice, integer, real
 
@@ -85,22 +84,16 @@ class GridEncoding:
         put(self, "arrangement", arrangement)
         total = sum(axis.dim for axis in self.axes)
         put(self, "dim", total if dim is None else integer("dim", dim, 1, MAX_DIM, "pass the number of channels"))
-        if arrangement == "grouped" and any(
-            axis.layout not in ("sin_cos", "cos_sin") or axis.dim % 2 for axis in self.axes
-        ):
+        layouts = {"grouped": ("sin_cos", "cos_sin"), "pairs": ("interleaved",)}.get(arrangement, LAYOUTS)
+        if layouts != LAYOUTS and any(axis.layout not in layouts or axis.dim % 2 for axis in self.axes):
             raise ValueError(
-                'arrangement: expected axes of an even dim and layout "sin_cos" or "cos_sin" for "grouped", got '
-                f"{', '.join(f'{axis.dim} {axis.layout}' for axis in self.axes)}; the halves are what is grouped"
+                f"arrangement: expected axes of an even dim and layout {' or '.join(layouts)} for "
+                f'"{arrangement}", got {", ".join(f"{axis.dim} {axis.layout}" for axis in self.axes)}; pass others'
             )
         if arrangement in ("interleaved", "pairs") and len({axis.dim for axis in self.axes}) > 1:
             raise ValueError(
                 f'arrangement: expected axes of one dim for "{arrangement}", got '
                 f'{", ".join(str(axis.dim) for axis in self.axes)}; use "blocks" or equal dims'
-            )
-        if arrangement == "pairs" and any(axis.layout != "interleaved" or axis.dim % 2 for axis in self.axes):
-            raise ValueError(
-                'arrangement: expected axes of an even dim and layout "interleaved" for "pairs", got '
-                f"{', '.join(f'{axis.dim} {axis.layout}' for axis in self.axes)}; the pairs of sin and cos are kept"
             )
 
     @property
@@ -112,31 +105,21 @@ class GridEncoding:
     def pieces(self) -> tuple[Piece, ...]:
         """The one-dimensional encodings that make up the grid, with their channels; all other channels are zero."""
         order = range(self.ndim) if self.order is None else self.order
-        if self.arrangement == "interleaved":
-            step, laid = self.ndim, []
-            for place, axis in enumerate(order):
-                at = place
-                for part in _first_channels(self.axes[axis], len(range(place, self.dim, step))):
-                    laid.append(Piece(axis, part, at, step))
-                    at += part.dim * step
-            return tuple(laid)
-        if self.arrangement == "pairs":
-            step = 2 * self.ndim
-            streams = [(axis, second, 2 * place + second) for place, axis in enumerate(order) for second in (0, 1)]
-            return tuple(
-                Piece(axis, part, at, step)
-                for axis, second, at in streams
-                for part in _first_channels(half(self.axes[axis], bool(second)), len(range(at, self.dim, step)))
-            )
         if self.arrangement == "grouped":
             parts = [(axis, half(self.axes[axis], second)) for second in (False, True) for axis in order]
+        elif self.arrangement == "pairs":
+            parts = [(axis, half(self.axes[axis], second)) for axis in order for second in (False, True)]
         else:
             parts = [(axis, self.axes[axis]) for axis in order]
-        pieces, at = [], 0
+        alternates = self.arrangement in ("interleaved", "pairs")  # a channel of each part in turn
+        step, at = len(parts) if alternates else 1, 0
+        pieces = []
         for axis, encoding in parts:
-            for part in _first_channels(encoding, self.dim - at):
-                pieces.append(Piece(axis, part, at, 1))
-                at += part.dim
+            first = at
+            for part in _first_channels(encoding, len(range(at, self.dim, step))):
+                pieces.append(Piece(axis, part, first, step))
+                first += part.dim * step
+            at += 1 if alternates else encoding.dim
         return tuple(pieces)
 
     def replace(self, **fields: Any) -> GridEncoding:
@@ -203,25 +186,15 @@ class GridEncoding:
         Accuracy:
             the new position_scale is the exact fraction.
         """
-        if not hasattr(lengths, "__len__"):
-            raise TypeError(
-                f"lengths: expected {self.ndim} ints, one per axis, got {type(lengths).__name__}; pass the grid's shape"
-            )
-        if len(lengths) != self.ndim:
-            raise ValueError(f"lengths: expected {self.ndim}, one per axis, got {len(lengths)}; pass the grid's shape")
         factors = []
-        for k, length in enumerate(lengths):
-            # operator.index makes an int of a SymInt.
-            length = index(integer("lengths", length, 1, 2**62, "pass the number of grid points along each axis"))
+        for k, length in enumerate(lengths_of("lengths", lengths, self.ndim)):
             size = length if base_size is None else _one("base_size", base_size, k, self.ndim)
-            size = index(size) if type(size) is int else size
-            by = Fraction(real("scale", _one("scale", scale, k, self.ndim)))
-            if by <= 0:
-                raise ValueError(f"scale: expected numbers above 0, got {scale}; 1 leaves the coordinates as they are")
-            spanned = Fraction(real("base_size", size))
-            if spanned <= 0:
-                raise ValueError(f"base_size: expected numbers above 0, got {base_size}; None leaves the lengths")
-            factors.append(spanned / length / by)
+            given = {"lengths": length, "base_size": size, "scale": _one("scale", scale, k, self.ndim)}
+            numbers = {name: Fraction(real(name, value)) for name, value in given.items()}
+            for name, number in numbers.items():
+                if number <= 0:
+                    raise ValueError(f"{name}: expected numbers above 0, got {given[name]}; pass larger ones")
+            factors.append(numbers["base_size"] / numbers["lengths"] / numbers["scale"])
         return self.with_axes(
             position_scale=tuple(Fraction(a.position_scale) * f for a, f in zip(self.axes, factors, strict=True))
         )
@@ -252,9 +225,7 @@ def lengths_of(name: str, value: Any, axes: int) -> tuple[int, ...]:
 
 def of_axis(fields: dict[str, Any], axis: int, number: int) -> dict[str, Any]:
     """The fields of the Encoding of one axis; in `fields` a tuple has one value per axis."""
-    for name in fields:
-        if name not in FIELDS:
-            raise TypeError(unknown_field(name, FIELDS))
+    check_fields(fields)
     return {name: value if name == "frequencies" else _one(name, value, axis, number) for name, value in fields.items()}
 
 

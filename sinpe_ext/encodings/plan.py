@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from array import array
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from . import frequency
@@ -36,7 +36,7 @@ _MASK64 = 2**64 - 1
 _MASK128 = 2**128 - 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # compared and hashed by identity: plan() caches one per encoding
+@dataclass(frozen=True, eq=False)  # compared and hashed by identity: plan() caches one per encoding
 class Plan:
     """The constants of one encoding. Channel value = amplitude * sin(2 pi (p f + q / 4)).
 
@@ -55,20 +55,37 @@ class Plan:
     q1: int
     amplitude: float
     start: int
-    n_osc: int
     fractions: tuple[int, ...]
     whole: tuple[int, ...]
     turns_hi: tuple[float, ...]
     turns_lo: tuple[float, ...]
-    packed: array[int]
+    largest: float  # of abs(turns_hi); for some channels of an encoding, of all its channels
 
+    @property
+    def n_osc(self) -> int:
+        """The number of oscillators."""
+        return len(self.whole)
+
+    @cached_property
+    def packed(self) -> array[int]:
+        """The array for the kernels, see the layout above."""
+        flags = FLAG_INTERLEAVED * self.interleaved | FLAG_SHARED * self.shared | FLAG_Q0 * self.q0 | FLAG_Q1 * self.q1
+        packed = array("q", [MAGIC, HEADER_WORDS + ARRAYS * self.n_osc, self.dim, self.n0, self.n1, flags])
+        packed += _as_words(array("d", [self.amplitude]))
+        packed += array("q", [self.n_osc, self.start, 0])
+        packed += _as_words(array("d", [self.largest]))
+        packed += array("q", [0] * (HEADER_WORDS - len(packed)))
+        packed += _as_words(array("Q", [fraction >> 64 for fraction in self.fractions]))
+        packed += _as_words(array("Q", [fraction & _MASK64 for fraction in self.fractions]))
+        packed += array("q", self.whole)
+        packed += _as_words(array("d", self.turns_hi))
+        packed += _as_words(array("d", self.turns_lo))
+        return packed
+
+    @lru_cache(maxsize=256)  # noqa: B019  (one for each of the plans, which are kept anyway)
     def partner(self) -> Plan:
         """The plan with sin and cos exchanged: the derivative, up to the factor 2 pi f and the sign."""
-        return _partner(self)
-
-    def columns(self, first: int, count: int) -> Plan:
-        """The plan of channels first .. first + count - 1; it has the same frequencies, so it gives the same bits."""
-        return _columns(self, first, count)
+        return replace(self, q0=1 - self.q0, q1=1 - self.q1)
 
     def channel(self, index: int) -> tuple[int, int] | None:
         """(oscillator, q) of a channel; None for a channel that is always zero."""
@@ -95,7 +112,7 @@ class Plan:
 def plan(encoding: Encoding) -> Plan:
     """The plan of an encoding. It has the exact frequencies, whatever `encoding.angle` is."""
     if isinstance(encoding, Columns):
-        return plan(encoding.whole).columns(encoding.first, encoding.dim)
+        return _columns(plan(encoding.whole), encoding.first, encoding.dim)
     sin, cos, _ = frequency.shape(encoding)
     shared = encoding.cos_frequency == "shared"
     cos_first = encoding.layout in ("cos_sin", "cos")
@@ -110,59 +127,20 @@ def plan(encoding: Encoding) -> Plan:
         values = cosines + sines if cos_first else sines + cosines
     whole, fractions = _split(bits, values)
     turns_hi, turns_lo = _double_double(bits, values)
-    return _packed(
-        dim=encoding.dim,
-        n0=n0,
-        n1=n1,
-        interleaved=encoding.layout == "interleaved",
-        shared=shared,
-        q0=int(cos_first),
-        q1=int(not cos_first),
-        amplitude=encoding.amplitude,
-        start=encoding.start,
-        fractions=tuple(fractions),
-        whole=tuple(whole),
-        turns_hi=tuple(turns_hi),
-        turns_lo=tuple(turns_lo),
-        largest=max(map(abs, turns_hi), default=0.0),
-    )
-
-
-def _packed(
-    *,
-    fractions: tuple[int, ...],
-    whole: tuple[int, ...],
-    turns_hi: tuple[float, ...],
-    turns_lo: tuple[float, ...],
-    largest: float,
-    **header: Any,
-) -> Plan:
-    """A plan with these fields and its packed array; `largest` is word 10."""
-    flags = (
-        FLAG_INTERLEAVED * header["interleaved"]
-        | FLAG_SHARED * header["shared"]
-        | FLAG_Q0 * header["q0"]
-        | FLAG_Q1 * header["q1"]
-    )
-    n_osc = len(whole)
-    packed = array("q", [MAGIC, HEADER_WORDS + ARRAYS * n_osc, header["dim"], header["n0"], header["n1"], flags])
-    packed += _as_words(array("d", [header["amplitude"]]))
-    packed += array("q", [n_osc, header["start"], 0])
-    packed += _as_words(array("d", [largest]))
-    packed += array("q", [0] * (HEADER_WORDS - len(packed)))
-    packed += _as_words(array("Q", [fraction >> 64 for fraction in fractions]))
-    packed += _as_words(array("Q", [fraction & _MASK64 for fraction in fractions]))
-    packed += array("q", whole)
-    packed += _as_words(array("d", turns_hi))
-    packed += _as_words(array("d", turns_lo))
     return Plan(
-        n_osc=n_osc, packed=packed, fractions=fractions, whole=whole, turns_hi=turns_hi, turns_lo=turns_lo, **header
-    )
+        dim=encoding.dim, n0=n0, n1=n1, interleaved=encoding.layout == "interleaved", shared=shared,
+        q0=int(cos_first), q1=int(not cos_first), amplitude=encoding.amplitude, start=encoding.start,
+        fractions=tuple(fractions), whole=tuple(whole), turns_hi=tuple(turns_hi), turns_lo=tuple(turns_lo),
+        largest=max(map(abs, turns_hi), default=0.0),
+    )  # fmt: skip
 
 
-@lru_cache(maxsize=256)
 def _columns(plan: Plan, first: int, count: int) -> Plan:
-    """The plan of channels first .. first + count - 1, with the frequencies that they use."""
+    """The plan of channels first .. first + count - 1; it has the same frequencies, so it gives the same bits.
+
+    `largest` stays that of all channels: kernels use it to choose between algorithms whose float64 results may differ
+    in the last bit.
+    """
     entries = plan.channels()[first : first + count]
     if plan.interleaved:
         streams, swapped = (entries[0::2], entries[1::2]), bool(first % 2)
@@ -172,31 +150,11 @@ def _columns(plan: Plan, first: int, count: int) -> Plan:
     longer, shorter = sorted(oscillators, key=len, reverse=True)
     shared = longer[: len(shorter)] == shorter
     order = longer if shared else oscillators[0] + oscillators[1]
-    return _packed(
-        dim=count,
-        n0=len(oscillators[0]),
-        n1=len(oscillators[1]),
-        interleaved=plan.interleaved,
-        shared=shared,
-        q0=plan.q1 if swapped else plan.q0,
-        q1=plan.q0 if swapped else plan.q1,
-        amplitude=plan.amplitude,
-        start=plan.start,
-        fractions=tuple(plan.fractions[k] for k in order),
-        whole=tuple(plan.whole[k] for k in order),
-        turns_hi=tuple(plan.turns_hi[k] for k in order),
-        turns_lo=tuple(plan.turns_lo[k] for k in order),
-        # Of all channels: kernels use it to choose between algorithms whose float64 results may differ in the last bit.
-        largest=max(map(abs, plan.turns_hi), default=0.0),
-    )
-
-
-@lru_cache(maxsize=256)
-def _partner(plan: Plan) -> Plan:
-    """The plan with the flags of sin and cos exchanged."""
-    packed = plan.packed[:]
-    packed[FLAGS_WORD] ^= FLAG_Q0 | FLAG_Q1
-    return replace(plan, q0=1 - plan.q0, q1=1 - plan.q1, packed=packed)
+    arrays = ("fractions", "whole", "turns_hi", "turns_lo")
+    chosen: dict[str, Any] = {name: tuple(getattr(plan, name)[k] for k in order) for name in arrays}
+    q0, q1 = (plan.q1, plan.q0) if swapped else (plan.q0, plan.q1)
+    n0, n1 = map(len, oscillators)
+    return replace(plan, dim=count, n0=n0, n1=n1, shared=shared, q0=q0, q1=q1, **chosen)
 
 
 def _as_words(values: array[int] | array[float]) -> array[int]:

@@ -1,4 +1,4 @@
-"""Resolves an `encoding` argument (an Encoding, a GridEncoding, a name, an int or None) to an encoding."""
+"""Resolves an `encoding` argument (an Encoding, a GridEncoding, a name, an int or None); names an encoding."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from .catalogue import convention
+from .catalogue import CATALOGUE, NAMES, convention
 from .catalogue import is_grid as grid_name
 from .columns import columns
-from .encoding import Encoding
+from .encoding import FIELDS, Encoding
 from .grid import GridEncoding
 from .tracing import constant_in_graph
 from .values import MAX_DIM, described, integer, is_scalar_array, shown
@@ -110,3 +110,46 @@ def grid_dim_and_starts(value: Any, dim: int | None) -> tuple[int, tuple[int, ..
     """The number of channels of a grid and the start of each axis, as plain ints that a graph can hold."""
     resolved = grid(value, dim)
     return resolved.dim, tuple(axis.start for axis in resolved.axes)
+
+
+def name_of(encoding: Encoding | GridEncoding) -> str:
+    """Code that makes an encoding of these values: the convention from which the fewest fields differ, with these
+    fields, as `sinpe.convention("t2t", 512, start=2)`; without any, as `sinpe.Encoding(...)`."""
+    calls: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in NAMES]
+    if isinstance(encoding, GridEncoding):
+        calls += [(name, {"axes": encoding.ndim}) for name, entry in CATALOGUE.items() if entry.arrangement]
+    fitting = []
+    for name, arguments in calls:
+        try:
+            fields = _different_fields(encoding, convention(name, encoding.dim, **arguments))
+        except ValueError:  # a dim that the convention does not support
+            continue
+        if fields is not None:
+            fitting.append((name, {**arguments, **fields}))
+    if not fitting:
+        return repr(encoding).replace("Encoding(", "sinpe.Encoding(").replace("Gridsinpe.", "sinpe.Grid")
+    name, fields = min(fitting, key=lambda call: len(call[1]))
+    return f'sinpe.convention("{name}", {encoding.dim}{"".join(f", {key}={fields[key]!r}" for key in fields)})'
+
+
+def _different_fields(encoding: Any, known: Any) -> dict[str, Any] | None:
+    """The arguments of `convention` that change the encoding `known` into another; None if there are none."""
+    if type(known) is not type(encoding):
+        return None
+    is_grid = isinstance(encoding, GridEncoding)
+    axes, others = (encoding.axes, known.axes) if is_grid else ((encoding,), (known,))
+    if [axis.dim for axis in axes] != [other.dim for other in others] or len({a.frequencies for a in axes}) > 1:
+        return None
+    fields: dict[str, Any] = {}
+    for name in FIELDS[1:]:
+        given = tuple(getattr(axis, name) for axis in axes)
+        has_effect = name != "odd" or any(axis.dim % 2 for axis in axes)
+        if has_effect and given != tuple(getattr(other, name) for other in others):
+            fields[name] = given if len(set(given)) > 1 else given[0]
+    if is_grid:
+        fields |= {
+            name: getattr(encoding, name)
+            for name in ("order", "arrangement")
+            if getattr(encoding, name) != getattr(known, name)
+        }
+    return fields

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import numbers
 import sys
@@ -11,7 +10,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from .tracing import constant_in_graph, refuse_jit_trace
+from .tracing import refuse_jit_trace
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 DROP_UNIT = 65536  # dropout probabilities are multiples of 1 / DROP_UNIT
 MAX_DIM = 2**24  # far above any model; catches a sequence length or a vocabulary size passed as dim
-MAX_BITS = 2**13  # of the numerator and denominator of a Fraction or Decimal: 2,466 digits
+MAX_BITS = 2**11  # of the numerator and denominator of a Fraction: any float64 times a ratio of small integers
 
 
 def choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
@@ -28,15 +27,7 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
     if not isinstance(value, str):
         raise TypeError(f"{name}: expected one of {listed}, got {type(value).__name__}; pass the name as a string")
     if value not in allowed:
-        close = misspelled(value, allowed, 0.5)
-        advice = f'did you mean "{close}"?' if close else "pass one of these"
-        raise ValueError(f'{name}: expected one of {listed}, got "{value}"; {advice}')
-
-
-@constant_in_graph  # torch.compile cannot trace difflib; its error would hide the message about the argument
-def misspelled(value: str, known: tuple[str, ...], cutoff: float = 0.6) -> str:
-    """The known name that is closest to `value`, "" if none is close."""
-    return next(iter(difflib.get_close_matches(value, known, n=1, cutoff=cutoff)), "")
+        raise ValueError(f'{name}: expected one of {listed}, got "{value}"; pass one of these')
 
 
 def integer(name: str, value: Any, low: int, high: int, advice: str) -> int:
@@ -69,42 +60,20 @@ def real(name: str, value: Any) -> float | Fraction:
     if isinstance(value, bool) or not isinstance(value, (numbers.Real, Decimal)):
         raise TypeError(f"{name}: expected a real number, got {type(value).__name__}; pass an int or a float")
     try:
-        # float(Fraction), which torch.compile of torch 2.11 cannot trace.
-        nearest = value.numerator / value.denominator if isinstance(value, Fraction) else float(value)
+        nearest = float(value)
     except (OverflowError, ValueError):  # ValueError: a signaling NaN
         nearest = math.inf
-    if not math.isfinite(nearest):
-        raise ValueError(f"{name}: expected a finite number, got {_number(value)}; pass one that float64 can hold")
-    if not nearest:
-        if value:  # refused before it is converted: Decimal("1e-9999999") as a Fraction has ten million digits
-            got = _number(value)
-            raise ValueError(f"{name}: expected 0 or a number that float64 can hold, got {got}; pass 0 or a larger one")
-        return 0.0
-    if not isinstance(value, (numbers.Rational, Decimal)):
-        return nearest
-    if _bits(value) > MAX_BITS:
-        raise ValueError(
-            f"{name}: expected a number of at most {MAX_BITS} bits, got {_number(value)}; pass it with fewer digits"
-        )
+    if not math.isfinite(nearest) or (value and not nearest):
+        raise ValueError(f"{name}: expected a finite number that float64 can hold, got {shown(value)}; pass another")
+    if not nearest or not isinstance(value, (numbers.Rational, Decimal)):
+        return nearest + 0.0
     exact = Fraction(value)
-    return nearest if exact == Fraction(nearest) else exact
-
-
-def _bits(value: numbers.Rational | Decimal) -> int:
-    """Approximate number of bits of the larger of numerator and denominator, without converting to a Fraction."""
-    if isinstance(value, Decimal):
-        _, digits, exponent = value.as_tuple()
-        return int(max(len(digits) + int(exponent), len(digits), -int(exponent)) * math.log2(10))
-    return max(int(value.numerator).bit_length(), int(value.denominator).bit_length())
-
-
-def _number(value: Any) -> str:
-    """A number as text for an error message; a very long one is described by its length."""
-    if isinstance(value, Fraction) and _bits(value) > MAX_BITS:
-        return f"a Fraction of {_bits(value)} bits"
-    if isinstance(value, Decimal) and value.is_finite() and len(value.as_tuple().digits) > 100:
-        return f"a Decimal of {len(value.as_tuple().digits)} digits"
-    return shown(value) if isinstance(value, int) else repr(value)
+    if exact == nearest:
+        return nearest
+    bits = max(exact.numerator.bit_length(), exact.denominator.bit_length())
+    if bits > MAX_BITS:
+        raise ValueError(f"{name}: expected a number of at most {MAX_BITS} bits, got one of {bits}; round it")
+    return exact
 
 
 def real_tuple(name: str, values: Any) -> tuple[float, ...]:

@@ -65,7 +65,6 @@ class SinusoidalPositionalEncoding(nn.Module):
     alpha: Any
     __prepare_scriptable__ = shared.refuse_script
 
-    @shared.suggests_names
     def __init__(
         self,
         d_model: int,
@@ -142,8 +141,9 @@ class SinusoidalPositionalEncoding(nn.Module):
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
-        except AttributeError:
-            raise AttributeError(shared.missing(self, name)) from None
+        except AttributeError as error:
+            advice = "; it stores no table: pass persistent_table=True and max_len, or call sinpe_ext.table"
+            raise AttributeError(f"{error}{advice if name == 'pe' else ''}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "pe" and isinstance(value, Tensor) and "pe" in self._buffers and "_is_replica" not in vars(self):
@@ -186,6 +186,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         if self.channel_dim != -1 and isinstance(x, Tensor) and self.channel_dim % max(x.dim(), 1) == x.dim() - 2:
             seq_dim = -1  # (batch, channels, sequence)
         grid_shape = self.grid_shape if grid_shape is None else grid_shape
+        # In the order of AddArguments, which names them: to make it here would take a quarter of a short call.
         arguments = (x, self.encoding, positions, start, self.scale, self.alpha, p, seed, padding_mask,
                  seq_dim, self.channel_dim, grid_shape, self.extra_tokens)  # fmt: skip
         is_limited = self.max_len is not None and (positions is not None or not self._is_within(x, start, seq_dim))
@@ -236,7 +237,6 @@ class SinusoidalEmbedding(nn.Embedding):
     alpha: Any
     __prepare_scriptable__ = shared.refuse_script
 
-    @shared.suggests_names
     def __init__(
         self,
         num_embeddings: int,
@@ -364,6 +364,7 @@ class SinusoidalEmbedding(nn.Embedding):
         shared.check_required_positions(self, ids, positions)
         p, others = shared.rate(self._modules.get("dropout"))
         seq_dim = -1 if self.batch_first else 0
+        # In the order of EmbedArguments, as in SinusoidalPositionalEncoding.forward.
         arguments = (ids, self.weight, self.encoding, positions, start, self.scale, self.alpha, p, seed,
                  self.padding_idx, padding_mask, self.sparse, self.encode_padding, seq_dim)  # fmt: skip
         is_limited = self.max_len is not None and (positions is not None or not self._is_within(ids, start, seq_dim))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -139,38 +136,3 @@ def _limit_message(call: Any, lowest: int, highest: int, got: str, is_below: boo
     if call.positions is None or call.positions_are_starts:
         return f"start: expected rows at positions {lowest} to {highest}, which max_len allows, got {got}; {advice}"
     return f"positions: expected {lowest} to {highest}, the rows that max_len allows, got {got}; {advice}"
-
-
-# What users of other libraries call the arguments of the layers.
-_OTHER_NAMES = {
-    "max_len": ("max_seq_len", "max_length", "max_seq_length", "seq_len", "max_position_embeddings", "num_positions"),
-    "dropout": ("p", "drop", "drop_rate", "dropout_rate", "dropout_p", "dropout_prob"),
-    "d_model": ("dim", "embed_dim", "embedding_dim", "hidden_size", "num_channels", "channels"),
-    "scale": ("embed_scale", "scale_embedding"),
-    "persistent_table": ("persistent",),
-}
-P = ParamSpec("P")
-
-
-def suggests_names(init: Callable[P, None]) -> Callable[P, None]:
-    """Decorator of a layer's __init__: Python's error for an unexpected keyword argument, with the argument's name here
-    if the keyword is another library's."""
-    accepted = inspect.signature(init).parameters
-
-    @functools.wraps(init)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        for name in kwargs:
-            ours = [known for known, others in _OTHER_NAMES.items() if name in others and known in accepted]
-            if name not in accepted and ours:
-                raise TypeError(f"{init.__qualname__}() got an unexpected keyword argument '{name}'; pass {ours[0]}")
-        init(*args, **kwargs)
-
-    return run
-
-
-def missing(layer: Any, name: str) -> str:
-    """The message for an attribute that a layer does not have."""
-    text = f"'{type(layer).__name__}' object has no attribute '{name}'"
-    if name != "pe":
-        return text
-    return f"{text}; it stores no table: pass persistent_table=True and max_len, or call sinpe_ext.table"

@@ -145,12 +145,11 @@ def _unpacked(packed: tuple[int, ...]) -> Plan:
         q1=int(bool(flags & FLAG_Q1)),
         amplitude=floats((amplitude,))[0],
         start=start,
-        n_osc=n_osc,
         fractions=tuple((h % 2**64) << 64 | lo % 2**64 for h, lo in zip(high, low, strict=True)),
         whole=whole,
         turns_hi=floats(turns_hi),
         turns_lo=floats(turns_lo),
-        packed=array("q", packed),
+        largest=floats((packed[10],))[0],
     )
 
 

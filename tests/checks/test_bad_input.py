@@ -80,7 +80,7 @@ ADD: dict[str, Case] = {
     "encoding name": (
         add(encoding="papper"),
         ValueError,
-        'encoding: expected the name of a convention, got "papper"; did you',
+        'encoding: expected the name of a convention, got "papper"; pass one',
     ),
     "positions list": (add(positions=[0, 1]), TypeError, "positions: expected a torch.Tensor, got list; pass torch.as"),
     "positions array": (add(positions=np.arange(S)), TypeError, "positions: expected a torch.Tensor, got ndarray"),

@@ -90,7 +90,11 @@ MESSAGES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "got an unexpected keyword argument 'offset'",
     ),
     "second argument of a call": (lambda: LAYER(X, 3), TypeError, "takes 2 positional arguments but 3 were given"),
-    "timesteps, scale": (lambda: sinpe.TimestepEncoding(D, scale=1000), TypeError, "use position_scale=..."),
+    "timesteps, scale": (
+        lambda: sinpe.TimestepEncoding(D, scale=9),
+        TypeError,
+        "scale: expected a field of Encoding",
+    ),
     # TorchScript
     "script of a layer": (
         lambda: torch.jit.script(LAYER),

@@ -15,6 +15,7 @@ from children import execute
 
 from sinpe_ext import __main__ as cli
 from sinpe_ext._version import __version__
+from sinpe_ext.cli import field
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMMANDS = ("info", "demo", "plot", "build", "export", "identify")
@@ -47,14 +48,13 @@ def test_info() -> None:
     facts = json.loads(done.stdout)
     assert facts["devices"]["cpu"]["backend"] in ("compiled", "eager")
     assert facts["devices"]["cpu"]["reason"]
-    assert {"torch", "python", "instruction_set", "threads", "cache_dir", "compiler", "packages"} <= set(facts)
+    assert {"torch", "python", "instruction_set", "threads", "cache_dir", "conclusion", "todo"} <= set(facts)
 
 
 def test_info_says_how_to_get_the_compiled_backend(capsys: pytest.CaptureFixture[str]) -> None:
     done = run("info", SINPE_EXT_BACKEND="eager", SINPE_EXT_JIT="0")
     assert done.returncode == 0, done.stderr
-    assert "eager PyTorch: the same values, slower. To change that:" in done.stdout
-    assert "SINPE_EXT_JIT=0" in done.stdout
+    assert "The CPU runs eager PyTorch: the same values, slower.\nTo change that:\n  - unset " in done.stdout
 
 
 @pytest.mark.parametrize("kind", ["heatmap", "curves", "similarity", "error"])
@@ -113,7 +113,7 @@ def test_file_name_that_the_terminal_cannot_encode(tmp_path: Path) -> None:
     ],
 )
 def test_set(setting: str, value: object) -> None:
-    assert cli.field(setting) == (setting.partition("=")[0], value)
+    assert field(setting) == (setting.partition("=")[0], value)
 
 
 @pytest.mark.parametrize(
@@ -121,34 +121,21 @@ def test_set(setting: str, value: object) -> None:
     [
         ([], "required: COMMAND"),
         (["nonsense"], "invalid choice"),
-        (["export", "papre", "8", "-o", "-"], "did you mean paper"),
+        (["export", "papre", "8", "-o", "-"], "pass one of paper, "),
         (["export", "paper", "0", "-o", "-"], "dim: expected"),
         (["export", "paper", "8", "--name", "1x", "-o", "-"], "name: expected a C identifier"),
-        (["export", "paper", "8", "--set", "bas=3", "-o", "-"], "did you mean base"),
+        (["export", "paper", "8", "--set", "bas=3", "-o", "-"], "bas: expected a field of Encoding"),
         (["export", "paper", "8", "--set", "base", "-o", "-"], "--set: expected FIELD=VALUE"),
-        (["export", "paper", "8", "-o", "/nowhere/plan.h"], "output: expected a file to write to in a folder"),
-        (["export", "paper", "8", "-o", "."], "output: expected a file to write to, got the folder ."),
         (["plot", "--dim", "x", "-o", "a.png"], "--dim"),
         (["plot", "--length", "0", "-o", "a.png"], "length: expected"),
         (["plot", "--kind", "curves", "--positions", "1;2", "-o", "a.png"], "--positions: expected whole numbers"),
-        (["plot", "-o", "a.nonsense"], "output: expected a name that ends in ."),
-        (["plot", "-o", "a"], "got no ending in a; pass a .png"),
-        (["plot", "-o", "."], "output: expected a file to write to, got the folder .; add a name"),
-        (["plot", "-o", "/nowhere/p.png"], "in a folder that exists, got /nowhere/p.png; make /nowhere first"),
-        (["plot", "-o", "nowhere/"], "make nowhere first"),
+        (["plot", "-o", "a.nonsense"], "Format 'nonsense' is not supported"),
         (["plot", "--kind", "curves", "--positions", "9" * 20, "-o", "a.png"], "got object, as for integers beyond 64"),
         (["plot", "--kind", "curves", "--positions", "", "-o", "a.png"], "--positions: expected whole numbers"),
-        (["plot", "--kind", "error", "--positions", "0", "-o", "a.png"], "positions: expected whole numbers from 1"),
-        (["plot", "--dpi", "100000", "-o", "a.png"], "dpi: expected an int in 1..2400, got 100000; pass 300"),
-        (["plot", "--dpi", "0", "-o", "a.png"], "dpi: expected an int in 1..2400, got 0"),
+        (["plot", "--kind", "error", "--positions", "0", "-o", "a.png"], "positions: expected whole numbers of 1"),
         (["plot", "--length", "1000000000", "--dim", "1000000", "-o", "a.png"], "length: expected at most 67108864"),
         (["plot", "--cmap", "virids", "-o", "a.png"], "virids"),
-        (["plot", "--positions", "3", "-o", "a.png"], "--positions: expected it with --kind curves or error, got"),
-        (["plot", "--kind", "curves", "--transpose", "-o", "a.png"], "--transpose: expected it with --kind heatmap"),
-        (["plot", "--kind", "error", "--cmap", "viridis", "-o", "a.png"], "--cmap: expected it with --kind heatmap"),
-        (["plot", "--kind", "error", "--length", "3", "-o", "a.png"], "--length: expected it with --kind heatmap or"),
-        (["plot", "--convention", "mae2d", "--dim", "16", "-o", "a.png"], "convention: expected one of one axis"),
-        (["demo", "--text", "/nowhere.txt"], "text: expected a readable UTF-8 file"),
+        (["plot", "--convention", "mae2d", "--dim", "16", "-o", "a.png"], "got a GridEncoding of 2 axes"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -163,6 +150,24 @@ def test_bad_usage(arguments: list[str], words: str, capsys: pytest.CaptureFixtu
     assert code == 2
     assert words in message
     assert "Traceback" not in message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["export", "paper", "8", "-o", "/nowhere/plan.h"],
+        ["export", "paper", "8", "-o", "."],
+        ["plot", "-o", "/nowhere/p.png"],
+        ["demo", "--text", "/nowhere.txt"],
+    ],
+    ids=" ".join,
+)
+def test_files_that_cannot_be_used(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    if "plot" in arguments:
+        pytest.importorskip("matplotlib")
+    assert cli.main(arguments) == 1
+    message = capsys.readouterr().err
+    assert message.startswith(f"python -m sinpe_ext {arguments[0]}: [Errno ") and message.count("\n") == 1
 
 
 @pytest.mark.parametrize(

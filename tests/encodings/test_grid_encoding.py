@@ -142,12 +142,12 @@ ERRORS = [
     (lambda: GridEncoding((HALVES,) * 9), ValueError, "axes: expected 1 to 8, got 9"),
     (lambda: GridEncoding((HALVES,) * 2, order=(0, 0)), ValueError, "order: expected each of 0 to 1 once"),
     (lambda: GridEncoding((HALVES,) * 2, order=(0, 2)), ValueError, "order: expected an int in 0..1, got 2"),
-    (lambda: GridEncoding((HALVES,) * 2, arrangement="groupd"), ValueError, 'did you mean "grouped"?'),
+    (lambda: GridEncoding((HALVES,) * 2, arrangement="groupd"), ValueError, 'arrangement: expected one of "blocks", '),
     (lambda: GridEncoding((Encoding(4),) * 2, arrangement="grouped"), ValueError, "4 interleaved"),
     (lambda: GridEncoding((Encoding(4), Encoding(2)), arrangement="interleaved"), ValueError, "one dim"),
     (lambda: GridEncoding((HALVES,), dim=0), ValueError, "dim: expected an int in 1"),
     (lambda: GridEncoding((HALVES,)).replace(base=3), TypeError, "base: not a field of GridEncoding"),
-    (lambda: GridEncoding((HALVES,)).with_axes(temperature=3), TypeError, "base=..."),
+    (lambda: GridEncoding((HALVES,)).with_axes(temperature=3), TypeError, "temperature: expected a field of"),
     (lambda: GridEncoding((HALVES,)).with_axes(base=(1, 2)), ValueError, "base: expected one value, or 1"),
     (lambda: convention("mae2d", 8).interpolated((3,)), ValueError, "lengths: expected 2"),
     (lambda: convention("mae2d", 8).interpolated((3, 4), 0), ValueError, "base_size: expected numbers above 0"),
@@ -161,7 +161,7 @@ ERRORS = [
     (lambda: convention("fairseq2_3d", 6), ValueError, "library would write past its table for; pass 8"),
     (lambda: convention("fairseq2_3d", 7), ValueError, "got 7, which the library refuses; pass 8"),
     (lambda: convention("nerf", 10, axes=3), ValueError, "dim: expected a multiple of 6 for nerf of 3 coordinates"),
-    (lambda: convention("paper", 10, axes=3), TypeError, "axes: not a field of Encoding"),
+    (lambda: convention("paper", 10, axes=3), TypeError, "axes: expected a field of Encoding"),
 ]
 
 

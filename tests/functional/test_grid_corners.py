@@ -169,7 +169,7 @@ def test_padded_channels_are_plus_zero(backend: str) -> None:
 
 def test_checkpoint_of_another_grid_is_identified() -> None:
     layer = sinpe.SinusoidalPositionalEncoding(16, encoding="hf2d", grid_shape=(3, 5))
-    with pytest.warns(UserWarning, match=r'it is convention\("mae2d", 16\)'):
+    with pytest.warns(UserWarning, match=r'it is sinpe.convention\("mae2d", 16\)'):
         layer.load_state_dict({"pe": sinpe.table((3, 5), sinpe.convention("mae2d", 16), flatten=True)[None]})
 
 

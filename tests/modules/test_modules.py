@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalPositionalEncoding as Layer
+from sinpe_ext.naive import naive_table
 
 B, S, D = 3, 6, 8
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -26,22 +27,12 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(dtype)
 
 
-def usual_table(length: int, dim: int) -> Tensor:
-    """The float32 table of common tutorials."""
-    position = torch.arange(length).unsqueeze(1)
-    div_term = torch.exp(torch.arange(0, dim, 2) * (-math.log(10000.0) / dim))
-    pe = torch.zeros(length, dim)
-    pe[:, 0::2] = torch.sin(position * div_term)
-    pe[:, 1::2] = torch.cos(position * div_term)
-    return pe
-
-
 class Tutorial(nn.Module):
     """A layer with a table buffer of the given shape, as in existing models."""
 
     def __init__(self, d_model: int, max_len: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32):
         super().__init__()
-        self.register_buffer("pe", usual_table(max_len, d_model).reshape(shape).to(dtype))
+        self.register_buffer("pe", naive_table(torch.arange(float(max_len)), d_model).reshape(shape).to(dtype))
 
 
 def test_tutorial_arguments(backend: str) -> None:
@@ -49,7 +40,7 @@ def test_tutorial_arguments(backend: str) -> None:
     assert layer.dropout.p == 0.1 and layer.max_len == 5000 and layer.d_model == 512
     x = randn(2, 10, 512)
     assert torch.equal(layer.eval()(x), x + sinpe.table(10, 512))
-    assert torch.allclose(layer(x), x + usual_table(10, 512), atol=1e-6)
+    assert torch.allclose(layer(x), x + naive_table(torch.arange(10.0), 512), atol=1e-6)
 
 
 def test_documented_shapes(backend: str) -> None:
@@ -161,20 +152,20 @@ def test_old_checkpoint_loads_without_warning(shape: tuple[int, ...], dtype: tor
 
 
 def test_long_old_tables_load_without_warning() -> None:
-    """The error of the usual float32 formula, 3e-4 at position 5000 and beyond, is not taken for another encoding."""
+    """The error of the naive float32 formula, 3e-4 at position 5000 and beyond, is not taken for another encoding."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for dim in (64, 512):
-            Layer(dim).load_state_dict({"pe": usual_table(20000 if dim == 64 else 5000, dim)[None]})
+            Layer(dim).load_state_dict({"pe": naive_table(torch.arange(20000.0 if dim == 64 else 5000.0), dim)[None]})
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "t2t": (sinpe.table(50, sinpe.convention("t2t", D)), r'row 0 differs by 1, .*; it is convention\("t2t", 8\)'),
-    "own index": (sinpe.table(50, sinpe.convention("own_index", D)), r'it is convention\("own_index", 8\)'),
+    "t2t": (sinpe.table(50, sinpe.convention("t2t", D)), r'row 0 differs by 1, .*; it is sinpe.convention\("t2t", 8\)'),
+    "own index": (sinpe.table(50, sinpe.convention("own_index", D)), r'it is sinpe.convention\("own_index", 8\)'),
     "shifted": (sinpe.table(50, D, start=1), "row 0 differs by 0.841, and 50 of 50 rows differ"),
     "base": (sinpe.table(50, sinpe.Encoding(D, base=500)), "row 1 differs by"),
     "one entry": (
-        usual_table(50, D).index_put((torch.tensor(7), torch.tensor(3)), torch.tensor(0.5)),
+        naive_table(torch.arange(50.0), D).index_put((torch.tensor(7), torch.tensor(3)), torch.tensor(0.5)),
         "row 7 .*and 1 of",
     ),
     "nan": (torch.full((50, D), torch.nan), "row 0 differs by nan"),
@@ -192,7 +183,9 @@ def test_table_of_another_encoding_warns_once(case: Any) -> None:
         model.load_state_dict({"0.0.pe": table}, strict=True)
     assert len(caught) == 1
     message = str(caught[0].message)
-    assert message.startswith("0.0.pe: the checkpoint's table is not this layer's encoding, Encoding(8): ")
+    assert message.startswith(
+        "0.0.pe: the checkpoint's table is not this layer's encoding, sinpe.convention(\"paper\", 8): "
+    )
     assert re.search(pattern, message), message
     assert "pass the encoding= that the model was trained with" in message
 
@@ -226,7 +219,7 @@ def test_table_of_the_other_dimension_order_warns(batch_first: bool, shape: tupl
     """PyTorch's tutorial is sequence first: replaced by a batch-first layer, it would encode the batch dimension."""
     layer = Layer(D, 0.1, 50, batch_first=batch_first, persistent_table=persistent)
     with pytest.warns(UserWarning) as caught:
-        nn.Sequential(layer).load_state_dict({"0.pe": usual_table(50, D).reshape(shape)}, strict=True)
+        nn.Sequential(layer).load_state_dict({"0.pe": naive_table(torch.arange(50.0), D).reshape(shape)}, strict=True)
     ours, theirs = ("batch", "sequence") if batch_first else ("sequence", "batch")
     assert [str(w.message) for w in caught] == [
         f"0.pe: the checkpoint's table has shape {shape}, that of a model with the {theirs} first, and this layer "
@@ -234,7 +227,7 @@ def test_table_of_the_other_dimension_order_warns(batch_first: bool, shape: tupl
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a single row fits either order
-        layer.load_state_dict({"pe": usual_table(1, D).reshape(1, 1, D)}, strict=True)
+        layer.load_state_dict({"pe": naive_table(torch.arange(1.0), D).reshape(1, 1, D)}, strict=True)
 
 
 def with_table(**options: Any) -> nn.Module:
@@ -293,7 +286,7 @@ def test_table_of_a_layer_on_meta() -> None:
 def test_loaded_table_does_not_replace_the_buffer() -> None:
     for assign in (False, True):
         layer = with_table()
-        with pytest.warns(UserWarning, match=r'it is convention\("t2t", 8\)'):
+        with pytest.warns(UserWarning, match=r'it is sinpe.convention\("t2t", 8\)'):
             layer.load_state_dict({"pe": sinpe.table(50, sinpe.convention("t2t", D))[None]}, assign=assign)
         assert torch.equal(layer.pe, sinpe.table(20, D)[None])
 
@@ -313,13 +306,13 @@ def test_equivalent_tables_load_without_warning() -> None:
     assert layer.pe.shape == (1, 30, D) and torch.equal(layer.pe, sinpe.table(30, D)[None])
     with pytest.warns(UserWarning, match="row 0 differs by"):
         Layer(D, encoding=grid, grid_shape=(4, 5)).load_state_dict({"pe": rows.reshape(1, 4, 5, D)})
-    with pytest.warns(UserWarning, match="row 0 differs by"):
+    with pytest.warns(UserWarning, match="row 1 differs by"):
         Layer(D, extra_tokens=1).load_state_dict({"pe": sinpe.table(20, sinpe.convention("t2t", D))[None]})
 
 
 def test_assigned_table_is_compared() -> None:
     layer = with_table()
-    with pytest.warns(UserWarning, match=r'it is convention\("t2t", 8\)'):
+    with pytest.warns(UserWarning, match=r'it is sinpe.convention\("t2t", 8\)'):
         layer.pe = sinpe.table(20, sinpe.convention("t2t", D))[None]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -369,7 +362,7 @@ def test_learned_alpha(backend: str) -> None:
     want = B * sinpe.table(S, D, dtype=torch.float64).sum()
     assert torch.allclose(layer.alpha.grad.double(), want.reshape(1))
     other = Layer(D, learned_alpha=True)
-    other.load_state_dict({**layer.state_dict(), "pe": usual_table(50, D)}, strict=True)
+    other.load_state_dict({**layer.state_dict(), "pe": naive_table(torch.arange(50.0), D)}, strict=True)
     assert other.alpha.item() == 0.5
     with torch.no_grad():
         layer.alpha.fill_(9.0)

@@ -230,7 +230,7 @@ ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
     "complex": (lambda: TimestepEncoding(D)(T + 1j), TypeError, "t: expected float32.* torch.complex64"),
     "dim": (lambda: TimestepEncoding(0), ValueError, "dim: expected an int in 1"),
     "dim twice": (lambda: TimestepEncoding(D, encoding=sinpe.Encoding(8)), ValueError, "encoding: expected dim 12.* 8"),
-    "name": (lambda: TimestepEncoding(D, encoding="ddmp"), ValueError, "did you mean ddpm"),
+    "name": (lambda: TimestepEncoding(D, encoding="ddmp"), ValueError, 'got "ddmp"; pass one of paper'),
     "no encoding": (
         lambda: TimestepEncoding(D, encoding=None),
         TypeError,
@@ -242,7 +242,11 @@ ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
         TypeError,
         "encoding: .* got a GridEncoding of 2 axes",
     ),
-    "field": (lambda: TimestepEncoding(D, flip_sin_to_cos=True), TypeError, 'flip_sin_to_cos: .*layout="cos_sin"'),
+    "field": (
+        lambda: TimestepEncoding(D, flip_sin_to_cos=True),
+        TypeError,
+        "flip_sin_to_cos: expected a field of Encoding",
+    ),
     "scale": (lambda: TimestepEncoding(D, scale=1000), TypeError, "scale: .*position_scale"),
     "max_period": (lambda: TimestepEncoding(D, max_period=9), TypeError, "max_period: .*base"),
     "dtype": (lambda: TimestepEncoding(D, dtype=torch.int64), TypeError, "dtype: expected torch.float32, float64"),

@@ -67,6 +67,6 @@ def test_from_pretrained_of_another_convention_warns(dtype: torch.dtype, tmp_pat
         D, 0.0, 20, encoding="t2t", persistent_table=True, learned_alpha=True
     )
     model.to(dtype).save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match=r'pe: the checkpoint.s table is not .*; it is convention\("t2t", 8\)'):
+    with pytest.warns(UserWarning, match=r'pe: the checkpoint.s table is not .*; it is sinpe.convention\("t2t", 8\)'):
         again = Model.from_pretrained(tmp_path)
     assert torch.equal(again.state_dict()["encode.pe"], sinpe.table(20, D)[None])

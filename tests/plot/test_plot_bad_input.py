@@ -28,35 +28,33 @@ CASES: list[tuple[Any, type[Exception], str]] = [
     (lambda: plot.heatmap([[1, 2], [3]]), TypeError, "^table: expected real numbers in rows of one length, got list"),
     (lambda: plot.heatmap([[None, object()]]), TypeError, "^table: expected real numbers"),
     (lambda: plot.heatmap(TABLE + 1j), TypeError, "^table: expected real numbers .* got complex128"),
-    (lambda: plot.heatmap(3), ValueError, r"^table: .* \(length, dim\), got int"),
-    (lambda: plot.heatmap(TABLE, transpose="no"), TypeError, "^transpose: expected bool"),
+    (lambda: plot.heatmap(3), ValueError, r"^table: .* \(length, dim\), got shape \(\)"),
     (
         lambda: plot.curves(E, 5),
         ValueError,
-        r"^positions: expected a sequence of numbers, .* got shape \(\); pass \[5, 6",
+        r"^positions: expected a sequence of finite numbers, one or more, got 5; pass \[5, 6",
     ),
     (lambda: plot.curves(E, "5"), TypeError, "^positions: expected integers or float32/float64, got <U1"),
     (lambda: plot.curves(E, ["a"]), TypeError, "^positions: expected integers or float32/float64, got <U1"),
     (lambda: plot.curves(E, [None]), TypeError, "^positions: expected integers or float32/float64, got object"),
     (lambda: plot.curves(E, [2**70]), TypeError, "^positions: expected integers or float32/float64, got object"),
     (lambda: plot.curves(E, [2**63]), ValueError, "^positions: expected values within int64, got 9223372036854775808"),
-    (lambda: plot.curves(E, [np.nan]), ValueError, "^positions: expected finite numbers, got nan"),
-    (lambda: plot.curves(TABLE, [np.nan]), ValueError, "^positions: expected finite numbers, got nan"),
-    (lambda: plot.curves(TABLE, []), ValueError, "^positions: expected a sequence of numbers, one or more"),
+    (lambda: plot.curves(E, [np.nan]), ValueError, "^positions: expected a sequence of finite numbers"),
+    (lambda: plot.curves(TABLE, [np.nan]), ValueError, "^positions: expected a sequence of finite numbers"),
+    (lambda: plot.curves(TABLE, []), ValueError, "^positions: expected a sequence of finite numbers, one or more"),
     (lambda: plot.curves(TABLE, [7]), IndexError, "^positions: expected whole numbers from 0 to 5"),
-    (lambda: plot.curves(Encoding(2**24), [1, 2, 3, 4, 5]), ValueError, "^positions: expected at most 67108864 values"),
-    (lambda: plot.error(E, 5), ValueError, "^positions: expected a sequence of numbers"),
+    (lambda: plot.error(E, 5), ValueError, "^positions: expected a sequence of finite numbers"),
     (lambda: plot.error(E, ["a"]), TypeError, "^positions: expected integers or float32/float64"),
-    (lambda: plot.error(E, [[1, 2], [3, 4]]), ValueError, r"^positions: .* got shape \(2, 2\)"),
+    (lambda: plot.error(E, [[1, 2], [3, 4]]), ValueError, "^positions: expected a sequence of finite numbers"),
     (lambda: plot.error(E, [0.5, 1.5]), ValueError, "^positions: expected whole numbers .* got 0.5"),
     (lambda: plot.error(E, [1e30]), ValueError, r"^positions: expected whole numbers .* got 1e\+30"),
-    (lambda: plot.error(E, [np.nan]), ValueError, "^positions: expected finite numbers, got nan"),
+    (lambda: plot.error(E, [np.nan]), ValueError, "^positions: expected a sequence of finite numbers"),
     (
         lambda: plot.error(E, [-5, -1]),
         ValueError,
-        "^positions: expected whole numbers from 1 .* on a logarithmic axis, got -5",
+        "^positions: expected whole numbers of 1 or more on a logarithmic axis, got -5",
     ),
-    (lambda: plot.error(E, []), ValueError, "^positions: expected a sequence of numbers, one or more"),
+    (lambda: plot.error(E, []), ValueError, "^positions: expected a sequence of finite numbers, one or more"),
     (lambda: plot.error("paper"), TypeError, "^encoding: expected an Encoding, got str"),
     (lambda: plot.similarity(GRID, 10), TypeError, "^encoding: expected an Encoding, .* a GridEncoding of 2 axes"),
     (lambda: plot.similarity("paper", 10), TypeError, '^encoding: expected an Encoding, .* got the name "paper"'),
@@ -86,7 +84,7 @@ def test_invalid_tables_are_rejected(name: str) -> None:
     tensor, words = {
         "complex": (torch.zeros(3, 2, dtype=torch.complex64), "^table: expected real numbers .* got torch.complex64"),
         "meta": (torch.zeros(3, 2, device="meta"), "^table: expected real numbers in rows of one length"),
-        "sparse": (torch.eye(3).to_sparse(), "^table: expected a dense strided tensor"),
+        "sparse": (torch.eye(3).to_sparse(), "^table: expected real numbers in rows of one length"),
     }[name]
     with pytest.raises(TypeError, match=words):
         plot.heatmap(tensor)
@@ -108,22 +106,3 @@ def test_positions_in_a_tensor_or_an_array() -> None:
 def test_nan_does_not_change_the_colour_scale() -> None:
     ax = plot.heatmap([[np.nan, 2.0], [np.inf, -3.0]])
     assert ax.get_images()[0].get_clim() == (-3.0, 3.0)
-
-
-def test_memory_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Any) -> None:
-    from sinpe_ext.__main__ import main
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise MemoryError("std::bad_alloc")
-
-    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", fail)
-    assert main(["plot", "--dim", "16", "-o", str(tmp_path / "q.png")]) == 2
-    assert "dpi: expected a picture that fits into memory" in capsys.readouterr().err
-
-
-def test_output_without_write_permission(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    from sinpe_ext.cli import outputs
-
-    monkeypatch.setattr(outputs.os, "access", lambda *_: False)
-    with pytest.raises(ValueError, match="^output: expected a file to write to, got .* is read-only; pass another"):
-        outputs.file_to_write("output", str(tmp_path / "p.png"))
