@@ -10,17 +10,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-BASE = 10000.0
-
-
-def naive(positions: Tensor, dim: int) -> Tensor:
-    """The formula of the PyTorch tutorial and most research code, in the dtype of positions (...): (..., dim)."""
-    index = torch.arange(0, dim, 2, dtype=positions.dtype, device=positions.device)
-    angle = positions.unsqueeze(-1) * torch.exp(index * (-math.log(BASE) / dim))
-    out = torch.zeros(*positions.shape, dim, dtype=positions.dtype, device=positions.device)
-    out[..., 0::2] = torch.sin(angle)
-    out[..., 1::2] = torch.cos(angle)
-    return out
+from sinpe_ext.naive import BASE
+from sinpe_ext.naive import naive_table as naive
 
 
 class NaiveModule(nn.Module):
