@@ -8,21 +8,31 @@ recognized by the names of their classes.
 from __future__ import annotations
 
 import copy
+import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..encodings.values import choice
 from ..torch_state import standard_operators as standard_operators
-from . import swapping
+from .known import known_of
+from .replace import Differs, Replacement, Swapped, apply_replacement, in_short, trials, verified
+from .sums import sums_of
+from .tables import ROTARY, SINUSOIDAL, tables_of
 
 __all__ = ["Report", "Swap", "standard_operators", "swap"]
 
 ANGLES = ("exact", "float32", "float32_exp", "float32_pow")
+# The modes tried for angle="float32", in this order; the first with the smallest difference is used.
+MODES = ("float32_exp", "float32_pow", "exact")
+ALREADY = "it is swapped already"
 
 
 def __dir__() -> list[str]:
@@ -117,7 +127,7 @@ def swap(
     angle: str = "exact",
     strict: bool = False,
     skip: str | Sequence[str] = (),
-    fuse_dropout: bool = False,
+    fuse_dropout: bool = True,
     dry_run: bool = False,
 ) -> Report:
     """Replaces the sinusoidal modules of a model by this library, and returns a report.
@@ -179,34 +189,69 @@ def swap(
         raise TypeError(f"skip: expected names of modules, got {patterns!r}; pass strings")
     if not inplace and not dry_run:
         model = copy.deepcopy(model)
-    plans = swapping.plans(model, angle, patterns, {"_sinpe_fused": bool(fuse_dropout)})
-    report = Report([_entry(plan) for plan in plans], model)
-    left = [entry for entry in report.left if entry.reason != swapping.ALREADY]
+    modules = [(n, m) for n, m in model.named_modules() if not any(fnmatchcase(n, pattern) for pattern in patterns)]
+    with trials({tensor.device for tensor in (*model.parameters(), *model.buffers())}):
+        examined = [(module, result) for name, module in modules if (result := _examined(module, name, angle))]
+    report = Report([entry for _, (entry, _) in examined], model)
+    left = [entry for entry in report.left if entry.reason != ALREADY]
     if strict and left:
         raise ValueError(
             f"model: expected every sinusoidal module to be replaceable, got {len(left)} that are not; pass "
             "strict=False, or name them in skip\n" + "\n".join(map(str, left))
         )
     if not dry_run:
-        for plan in plans:
-            if plan.tried is not None:
-                swapping.carry_out(plan)
+        for module, (_, tried) in examined:
+            if tried is not None:
+                tried._sinpe_fused = bool(fuse_dropout)
+                apply_replacement(module, tried)
     return report
 
 
-def _entry(plan: swapping.Plan) -> Swap:
-    """The entry of the report for a planned replacement."""
-    kind = type(plan.module)
-    return Swap(
-        name=plan.name,
-        old_class=f"{kind.__module__}.{kind.__qualname__}",
-        swapped=plan.tried is not None,
-        encoding=plan.encoding,
-        convention=swapping.name_of(plan.encoding),
-        form=plan.form,
-        difference=plan.difference,
-        reason=plan.left,
-    )
+def _examined(module: nn.Module, name: str, angle: str) -> tuple[Swap, Any] | None:
+    """(the entry of a module, the copy on which its replacement was verified or None); None for a module that does not
+    look sinusoidal."""
+    kind = type(module)
+    entry = Swap(name, f"{kind.__module__}.{kind.__qualname__}", False)
+    if isinstance(module, Swapped):
+        encoding, convention = module._sinpe_encoding, module._sinpe_convention
+        return dataclasses.replace(entry, encoding=encoding, convention=convention, reason=ALREADY), None
+    if isinstance(module, torch.jit.ScriptModule):
+        return None
+    holds = ""
+    try:
+        found = known_of(module)
+        if found is None:
+            tables, found = tables_of(module)
+            if tables:
+                entry = dataclasses.replace(entry, encoding=tables[0].encoding, convention=tables[0].convention)
+                holds = f"{tables[0]}; "
+                found = sums_of(module, *tables)
+    except Exception as problem:  # of a forward, or of a dtype or layout that cannot be read
+        found = f"it could not be examined: {in_short(problem)}"
+    if not found and SINUSOIDAL.search(kind.__name__) and not ROTARY.search(kind.__name__) and not module._modules:
+        found = "it looks sinusoidal by its name; its class is not known, and no table was recognized"
+    if found and "forward" in vars(module):
+        found = "its forward is replaced in the instance (offloading hooks do that): swap before they are attached"
+    if not found or isinstance(found, str):
+        return (dataclasses.replace(entry, reason=holds + found), None) if found else None
+    results = [_verified(module, entry, candidate, angle, holds) for candidate in found]
+    return next((result for result in results if result[0].swapped), results[0])
+
+
+def _verified(module: nn.Module, entry: Swap, candidate: Replacement, angle: str, holds: str) -> tuple[Swap, Any]:
+    """The entry and the copy for a replacement; with angle="float32" in the mode with the smallest difference."""
+    results = []
+    for mode in MODES if angle == "float32" else (angle,):
+        plain: Any = candidate.encoding
+        encoding = plain.with_axes(angle=mode) if isinstance(plain, GridEncoding) else plain.replace(angle=mode)
+        entry = dataclasses.replace(entry, encoding=encoding, convention=candidate.convention, form=candidate.form)
+        try:
+            copied, difference = verified(module, dataclasses.replace(candidate, encoding=encoding))
+            results.append((dataclasses.replace(entry, swapped=True, difference=difference), copied))
+        except Exception as problem:
+            reason = str(problem) if isinstance(problem, Differs) else f"a call of it failed: {in_short(problem)}"
+            results.append((dataclasses.replace(entry, reason=holds + reason), None))
+    return min(results, key=lambda result: result[0].difference if result[0].swapped else math.inf)
 
 
 def _angle_of(encoding: Any) -> str:
