@@ -21,7 +21,7 @@ from torch import Tensor
 import sinpe_ext as sinpe
 from sinpe_ext.encodings.encoding import Encoding
 from sinpe_ext.encodings.grid import GridEncoding
-from sinpe_ext.integrations.measure import allowed
+from sinpe_ext.integrations.replace import allowed
 
 from . import peers as peer
 from .cases import FULL, ROUNDING, WIDE, Row, Subjects, tolerance

@@ -25,7 +25,7 @@ from ..torch_state import standard_operators as standard_operators
 from .known import known_of
 from .replace import Differs, Replacement, Swapped, apply_replacement, in_short, trials, verified
 from .sums import sums_of
-from .tables import ROTARY, SINUSOIDAL, tables_of
+from .tables import Table, tables_of
 
 __all__ = ["Report", "Swap", "standard_operators", "swap"]
 
@@ -51,8 +51,8 @@ class Swap:
             or None.
         convention: name of the encoding in `sinpe.conventions()`, or its fields.
         form: what the module does with the rows of the encoding.
-        difference: largest difference between the outputs before and after, over calls with several lengths and over
-            the whole table; nan for a module that was not replaced.
+        difference: largest difference between the outputs before and after, over calls with several lengths, one of
+            them that of the table; nan for a module that was not replaced.
         reason: why the module was not replaced, otherwise "".
     """
 
@@ -71,11 +71,7 @@ class Swap:
         if not self.swapped:
             recognized = f"\n    recognized: {self.convention}" if self.convention else ""
             return f"left     {where}: {kind}\n    {self.reason}{recognized}"
-        angle = _angle_of(self.encoding)
-        return (
-            f"swapped  {where}: {kind}\n    {self.form}; {self.convention}"
-            f"{'' if angle == 'exact' else f', angle {angle}'}; differs by {self.difference:.2g}"
-        )
+        return f"swapped  {where}: {kind}\n    {self.form}; {self.convention}; differs by {self.difference:.2g}"
 
 
 class Report(list[Swap]):
@@ -151,15 +147,15 @@ def swap(
         swapped  1: PositionalEncoding
             x + rows, batch first; paper; differs by 0
 
-    `swap` recognizes the modules of transformers and fairseq that look up rows by token, and the sine embeddings for
-    images of transformers; Timesteps, PatchEmbed and CogVideoXPatchEmbed of diffusers; ScaledSinusoidalEmbedding of
-    x-transformers, the modules of positional-encodings, and the timesteps of DiT and of lucidrains' diffusion models.
-    From any source and with any class name, it also recognizes a frozen nn.Embedding that holds sinusoids, and modules
-    that add or return rows of a table that `identify` recognizes.
+    Two kinds of modules are replaced, under any class name: those that return dropout(a * x + b * rows) for rows of a
+    table that `identify` recognizes, and those that compute rows as Timesteps of diffusers, SinusoidalPosEmb of
+    denoising-diffusion-pytorch, ScaledSinusoidalEmbedding of x-transformers, PositionalEncoding of torch_geometric or
+    the modules of positional-encodings do. Other modules with a recognized table, such as those that look up its rows
+    (Whisper, Marian, M2M100), are reported and left alone: for a lookup there is nothing to gain.
 
-    Every replacement is verified on a copy first: a module is replaced only if tables and outputs agree, otherwise the
-    entry has the reason. Names in the state dict, parameters, hooks, `isinstance`, signatures and references to the
-    module stay valid. Tables are kept and filled with the values of the encoding.
+    Every replacement is verified on a copy first: a module is replaced only if outputs and gradients agree, otherwise
+    the entry has the reason. The state dict, parameters, hooks, `isinstance`, signatures and references to the module
+    stay valid; a stored table stays in the module as it is, for checkpoints.
 
     Args:
         model: the model to change.
@@ -169,9 +165,9 @@ def swap(
         strict: raise ValueError and change nothing if a recognized module cannot be replaced. A model without
             recognized modules does not raise.
         skip: names of modules to skip, with * and ? as in fnmatch.
-        fuse_dropout: in modules that add rows of a table, apply dropout in the same pass as the sum. This is faster,
-            but the dropout masks are those of this library; by default they are those of torch, as in the original
-            module.
+        fuse_dropout: apply the dropout of a * x + b * rows in the same pass as the sum, several times as fast. Its
+            masks are then those of this library, with the same probability, and differ from torch's for the same
+            seed. If False, the module's own dropout is called.
         dry_run: report what would be done and change nothing.
     Returns:
         a `Report`, a list of `Swap`.
@@ -189,10 +185,12 @@ def swap(
         raise TypeError(f"skip: expected names of modules, got {patterns!r}; pass strings")
     if not inplace and not dry_run:
         model = copy.deepcopy(model)
-    modules = [(n, m) for n, m in model.named_modules() if not any(fnmatchcase(n, pattern) for pattern in patterns)]
+    examined = []
     with trials({tensor.device for tensor in (*model.parameters(), *model.buffers())}):
-        examined = [(module, result) for name, module in modules if (result := _examined(module, name, angle))]
-    report = Report([entry for _, (entry, _) in examined], model)
+        for name, module in model.named_modules():
+            if not any(fnmatchcase(name, pattern) for pattern in patterns):
+                examined.append((module, *_examined(module, name, angle)))
+    report = Report([entry for _, entry, _ in examined if entry is not None], model)
     left = [entry for entry in report.left if entry.reason != ALREADY]
     if strict and left:
         raise ValueError(
@@ -200,61 +198,61 @@ def swap(
             "strict=False, or name them in skip\n" + "\n".join(map(str, left))
         )
     if not dry_run:
-        for module, (_, tried) in examined:
-            if tried is not None:
-                tried._sinpe_fused = bool(fuse_dropout)
-                apply_replacement(module, tried)
+        for module, _, copied in examined:
+            if copied is not None:
+                copied._sinpe_fused = bool(fuse_dropout)
+                apply_replacement(module, copied)
     return report
 
 
-def _examined(module: nn.Module, name: str, angle: str) -> tuple[Swap, Any] | None:
-    """(the entry of a module, the copy on which its replacement was verified or None); None for a module that does not
-    look sinusoidal."""
-    kind = type(module)
-    entry = Swap(name, f"{kind.__module__}.{kind.__qualname__}", False)
+def _examined(module: nn.Module, name: str, angle: str) -> tuple[Swap | None, Any]:
+    """(the entry of a module, or None if it does not look sinusoidal; the copy on which its replacement was verified,
+    or None)."""
+    entry = Swap(name, f"{type(module).__module__}.{type(module).__qualname__}", False)
     if isinstance(module, Swapped):
         encoding, convention = module._sinpe_encoding, module._sinpe_convention
         return dataclasses.replace(entry, encoding=encoding, convention=convention, reason=ALREADY), None
     if isinstance(module, torch.jit.ScriptModule):
-        return None
-    holds = ""
+        return None, None
+    tables: list[Table] = []
+    found: list[Replacement] | str | None = None
     try:
         found = known_of(module)
         if found is None:
             tables, found = tables_of(module)
-            if tables:
-                entry = dataclasses.replace(entry, encoding=tables[0].encoding, convention=tables[0].convention)
-                holds = f"{tables[0]}; "
-                found = sums_of(module, *tables)
-    except Exception as problem:  # of a forward, or of a dtype or layout that cannot be read
+        if tables:
+            found = sums_of(module, tables[0])
+    except Exception as problem:  # of a dtype, or of an attribute that cannot be read
         found = f"it could not be examined: {in_short(problem)}"
-    if not found and SINUSOIDAL.search(kind.__name__) and not ROTARY.search(kind.__name__) and not module._modules:
-        found = "it looks sinusoidal by its name; its class is not known, and no table was recognized"
     if found and "forward" in vars(module):
         found = "its forward is replaced in the instance (offloading hooks do that): swap before they are attached"
-    if not found or isinstance(found, str):
-        return (dataclasses.replace(entry, reason=holds + found), None) if found else None
-    results = [_verified(module, entry, candidate, angle, holds) for candidate in found]
-    return next((result for result in results if result[0].swapped), results[0])
+    if not found:
+        return None, None
+    if isinstance(found, list):
+        results = (_tried(module, entry, replacement, angle) for replacement in found)
+        first = next(results)
+        entry, copied = first if first[0].swapped else next((each for each in results if each[0].swapped), first)
+    else:
+        entry, copied = dataclasses.replace(entry, reason=found), None
+    if tables and not entry.swapped:
+        also = "".join(f"; {other}" for other in tables[1:4])
+        encoding, convention, reason = tables[0].encoding, tables[0].convention, f"{tables[0]}; {entry.reason}{also}"
+        entry = dataclasses.replace(entry, encoding=encoding, convention=convention, reason=reason)
+    return entry, copied
 
 
-def _verified(module: nn.Module, entry: Swap, candidate: Replacement, angle: str, holds: str) -> tuple[Swap, Any]:
+def _tried(module: nn.Module, entry: Swap, replacement: Replacement, angle: str) -> tuple[Swap, Any]:
     """The entry and the copy for a replacement; with angle="float32" in the mode with the smallest difference."""
     results = []
     for mode in MODES if angle == "float32" else (angle,):
-        plain: Any = candidate.encoding
-        encoding = plain.with_axes(angle=mode) if isinstance(plain, GridEncoding) else plain.replace(angle=mode)
-        entry = dataclasses.replace(entry, encoding=encoding, convention=candidate.convention, form=candidate.form)
+        exact: Any = replacement.encoding
+        encoding = exact.with_axes(angle=mode) if isinstance(exact, GridEncoding) else exact.replace(angle=mode)
+        convention = replacement.convention + (f", angle {mode}" if mode != "exact" else "")
+        now = dataclasses.replace(entry, encoding=encoding, convention=convention, form=replacement.form)
         try:
-            copied, difference = verified(module, dataclasses.replace(candidate, encoding=encoding))
-            results.append((dataclasses.replace(entry, swapped=True, difference=difference), copied))
+            copied, difference = verified(module, dataclasses.replace(replacement, encoding=encoding))
+            results.append((dataclasses.replace(now, swapped=True, difference=difference), copied))
         except Exception as problem:
             reason = str(problem) if isinstance(problem, Differs) else f"a call of it failed: {in_short(problem)}"
-            results.append((dataclasses.replace(entry, reason=holds + reason), None))
+            results.append((dataclasses.replace(now, reason=reason), None))
     return min(results, key=lambda result: result[0].difference if result[0].swapped else math.inf)
-
-
-def _angle_of(encoding: Any) -> str:
-    """The `angle` of an encoding or of the first axis of a grid; "" for None."""
-    axis = encoding.axes[0] if isinstance(encoding, GridEncoding) else encoding
-    return str(axis.angle) if axis is not None else ""

@@ -1,7 +1,7 @@
 """Modules of known libraries that hold no table and compute their rows in every call.
 
-A module is known by its attributes, tensors and arguments, so copies under other names count, too. Its outputs show
-which of a few encodings it computes.
+A module is known by its attributes, tensors and arguments, so copies under other names count, too. Which of a few
+encodings it computes, its outputs show.
 
 Sources, 2026: diffusers 0.42, models/embeddings.py; denoising-diffusion-pytorch 2.2, denoising_diffusion_pytorch.py;
 torch_geometric 2.8, nn/encoding.py; x-transformers 2.31, x_transformers.py; positional-encodings 6.0,
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,6 @@ from .replace import Call, Replacement, depends_on_more, isolated_copy, only_arg
 from .tables import SINUSOIDAL, name_of
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-Encodings = Iterator[tuple[str, Any, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -36,25 +35,18 @@ class Known:
     Attributes:
         name: its name, and its library.
         needs: its attributes, all of its tensors among them; those of one dimension hold frequencies.
-        encoding: module -> (convention, dim, fields) of what it may compute.
+        encodings: module -> [(convention, dim, fields)], what it may compute.
         forward: (module, *args, **kwargs) -> output, or None if the module's own forward has to handle the call.
-        calls: (module, encoding) -> calls that verify it.
-        form: what it returns, as a short text.
         arguments: of its forward; the first two are needed. (): one argument of any name.
         caches: names of tensors that its calls set.
     """
 
     name: str
     needs: tuple[str, ...]
-    encoding: Callable[[Any], Encodings]
+    encodings: Callable[[Any], list[tuple[str, Any, dict[str, Any]]]]
     forward: Callable[..., Tensor | None]
-    calls: Callable[[Any, Any], list[Call]]
-    form: str
     arguments: tuple[str, ...] = ()
     caches: tuple[str, ...] = ()
-
-
-# --------------------------------------------------------------------------------------------------- rows of timesteps
 
 
 def rows_of_timesteps(module: Any, *args: Any, **kwargs: Any) -> Tensor | None:
@@ -67,48 +59,6 @@ def rows_of_timesteps(module: Any, *args: Any, **kwargs: Any) -> Tensor | None:
     # 16 bits at their stored value; float64 is rounded where the module's own rows are float32.
     is_rounded = positions.dtype.itemsize == 2 or (positions.dtype == torch.float64 and dtype == torch.float32)
     return encode(positions.float() if is_rounded else positions, module._sinpe_encoding, dtype=dtype)
-
-
-def _dtypes(module: Any) -> dict[torch.dtype, torch.dtype]:
-    """The dtypes of positions whose rows are float32 or wider, each with that of the rows; rows of 16 bits remain the
-    module's own."""
-    dtypes = {}
-    for dtype in (*DTYPES, torch.int64):
-        with contextlib.suppress(Exception):  # a dtype that the module lacks
-            rows = isolated_copy(module).forward(torch.zeros(3, dtype=dtype, device=_device(module)))
-            if rows.dtype in (torch.float32, torch.float64):
-                dtypes[dtype] = rows.dtype
-    return dtypes
-
-
-def _calls_with_timesteps(module: Any, encoding: Any) -> list[Call]:
-    """The usual range and far beyond it, and fractions in every dtype."""
-    most = max(1.0, abs(float(encoding.position_scale)))  # models with a scale have timesteps from 0 to 1
-    steps = torch.arange(1001.0, device=_device(module)) / most
-    fractions = torch.tensor([0.0, 0.5, 1.0, 1.75, 3.0], device=_device(module)) / most
-    calls = [Call((steps - first / most,), position=first / most) for first in (0.0, 6000.0, -9000.0)]
-    calls[0] = Call((steps,), position=1000 / most)
-    # 16 bits round them up, too.
-    calls += [Call((fractions.to(t),), position=4 / most, reported=t == torch.float32) for t in _dtypes(module)]
-    return [*calls, Call((fractions[:1],)), Call((fractions,), position=4 / most, training=True)]
-
-
-def _timesteps(module: Any) -> Encodings:
-    fields = {"shift": module.downscale_freq_shift, "position_scale": getattr(module, "scale", 1)}
-    yield "adm" if module.flip_sin_to_cos else "ddpm", module.num_channels, fields
-
-
-def _sinusoidal_pos_emb(module: Any) -> Encodings:
-    for name in ("t2t", "adm", "paper_concat"):
-        yield name, module.dim, {"base": getattr(module, "theta", 10000)}
-
-
-def _torch_geometric(module: Any) -> Encodings:
-    for name in ("t2t", "paper_concat"):
-        yield name, module.out_channels, {"base": 1 / module.base_freq, "position_scale": 1 / module.granularity}
-
-
-# ------------------------------------------------------------------------------------- rows for the length or shape of x
 
 
 def scaled_rows(
@@ -125,19 +75,6 @@ def scaled_rows(
     return encode(pos, encoding, dtype=torch.promote_types(dtype, pos.dtype)) * module.scale
 
 
-def _calls_with_lengths(module: Any, encoding: Any) -> list[Call]:
-    x = torch.zeros(2, 2048, encoding.dim, device=_device(module))
-    pos = torch.tensor([5, 0, 999, 31], device=x.device)
-    calls = [Call((x[:, :length],), position=length) for length in (1, 7, 2048)]
-    calls += [Call((x[:, :1],), {"pos": each}, position=1000) for each in (pos, pos + 0.25)]
-    calls += [Call((x[:, :7],), {"offset": 9}, position=16)] if "offset" in arguments_of(module) else []
-    return [*calls, Call((x[:, :7],), position=7, training=True)]
-
-
-def _scaled_sinusoidal_embedding(module: Any) -> Encodings:
-    yield "paper_concat", 2 * module.inv_freq.numel(), {"base": _base_of(module.inv_freq)}
-
-
 def shaped_rows(module: Any, *args: Any, **kwargs: Any) -> Tensor | None:
     """Rows in the shape of x, (batch, ..., channels), with one to three axes."""
     x, encoding = only_argument(module, args, kwargs), module._sinpe_encoding
@@ -149,21 +86,6 @@ def shaped_rows(module: Any, *args: Any, **kwargs: Any) -> Tensor | None:
     return rows.unsqueeze(0).repeat(x.shape[0], *([1] * (axes + 1)))
 
 
-def _calls_with_shapes(module: Any, encoding: Any) -> list[Call]:
-    axes = encoding.ndim if isinstance(encoding, GridEncoding) else 1
-    lengths = (9, 14, 8)[:axes]
-    x = torch.ones(3, *lengths, encoding.dim, device=_device(module))
-    calls = [Call((x.to(dtype),), position=14, reported=dtype == module.inv_freq.dtype) for dtype in DTYPES]
-    one = x[(slice(2), *[slice(1)] * axes)]
-    return [*calls, Call((one,), position=1), Call((x,), position=14, training=True)]
-
-
-def _positional_encodings(module: Any) -> Encodings:
-    for axes in (1, 2, 3):
-        dim = getattr(module, "org_channels", module.channels)
-        yield f"multidim{axes}d", dim, {"base": _base_of(module.inv_freq)}
-
-
 def _base_of(frequencies: Tensor) -> float:
     """The base of frequencies base^(-i / n), i = 0 to n - 1, to the six digits that float32 gives."""
     values = frequencies.detach().double()
@@ -171,49 +93,45 @@ def _base_of(frequencies: Tensor) -> float:
     return float(f"{float(values[1]) ** -len(values):.6g}") if is_base else 10000.0
 
 
-# --------------------------------------------------------------------------------------------------- the known classes
-
 KNOWN = (
     Known(
         "Timesteps (diffusers)",
         needs=("num_channels", "flip_sin_to_cos", "downscale_freq_shift"),
-        encoding=_timesteps,
+        encodings=lambda m: [
+            (
+                "adm" if m.flip_sin_to_cos else "ddpm",
+                m.num_channels,
+                {"shift": m.downscale_freq_shift, "position_scale": getattr(m, "scale", 1)},
+            )
+        ],
         forward=rows_of_timesteps,
-        calls=_calls_with_timesteps,
-        form="rows of timesteps",
-    ),
-    Known(
-        "PositionalEncoding (torch_geometric)",
-        needs=("out_channels", "base_freq", "granularity", "frequency"),
-        encoding=_torch_geometric,
-        forward=rows_of_timesteps,
-        calls=_calls_with_timesteps,
-        form="rows of timesteps",
     ),
     Known(
         "SinusoidalPosEmb (denoising-diffusion-pytorch) and its copies",
         needs=("dim",),
-        encoding=_sinusoidal_pos_emb,
+        encodings=lambda m: [(n, m.dim, {"base": getattr(m, "theta", 10000)}) for n in ("t2t", "adm", "paper_concat")],
         forward=rows_of_timesteps,
-        calls=_calls_with_timesteps,
-        form="rows of timesteps",
+    ),
+    Known(
+        "PositionalEncoding (torch_geometric)",
+        needs=("out_channels", "base_freq", "granularity", "frequency"),
+        encodings=lambda m: [
+            ("t2t", m.out_channels, {"base": 1 / m.base_freq, "position_scale": 1 / m.granularity}),
+        ],
+        forward=rows_of_timesteps,
     ),
     Known(
         "ScaledSinusoidalEmbedding (x-transformers)",
         needs=("inv_freq", "scale"),
-        arguments=("x", "pos", "seq_start_pos", "offset"),
-        encoding=_scaled_sinusoidal_embedding,
+        encodings=lambda m: [("paper_concat", 2 * m.inv_freq.numel(), {"base": _base_of(m.inv_freq)})],
         forward=scaled_rows,
-        calls=_calls_with_lengths,
-        form="scale * rows for the length of x",
+        arguments=("x", "pos", "seq_start_pos", "offset"),
     ),
     Known(
         "PositionalEncoding1D, 2D and 3D (positional-encodings)",
-        needs=("channels", "inv_freq"),
-        encoding=_positional_encodings,
+        needs=("channels", "org_channels", "inv_freq"),
+        encodings=lambda m: [(f"multidim{n}d", m.org_channels, {"base": _base_of(m.inv_freq)}) for n in (1, 2, 3)],
         forward=shaped_rows,
-        calls=_calls_with_shapes,
-        form="rows for the shape of x",
         caches=("cached_penc",),
     ),
 )
@@ -221,35 +139,32 @@ KNOWN = (
 
 def known_of(module: nn.Module) -> list[Replacement] | str | None:
     """The replacements of a module of a known class, or why it has none; None for any other module."""
-    arguments = arguments_of(module)
+    arguments = tuple(inspect.signature(type(module).forward).parameters)[1:]
     known = next((known for known in KNOWN if _is(module, arguments, known)), None)
     if known is None:
         return None
-    learned, tables = list(module.parameters()), tuple(name for name in known.needs if name in module._buffers)
-    if any(tensor.is_meta for tensor in (*learned, *module.buffers())):
+    tensors = {**module._parameters, **module._buffers}
+    if any(tensor is not None and tensor.is_meta for tensor in tensors.values()):
         return "its tensors are on the meta device: load the weights first"
     reason = depends_on_more(module, (*known.needs, *known.caches))
-    if reason:
-        return reason
-    options = {"_sinpe_argument": arguments[0]}
-    options |= {"_sinpe_dtypes": _dtypes(module)} if known.forward is rows_of_timesteps else {}
     replacements = []
-    for name, dim, fields in known.encoding(module):
+    for name, dim, fields in [] if reason else known.encodings(module):
         try:
             encoding: Any = convention(name, dim, **fields)
         except (TypeError, ValueError) as problem:  # a dim that the convention, and its library, do not support
             reason = str(problem)
             continue
+        form, calls, options = _verification(module, known, encoding)
         replacements.append(
             Replacement(
-                form=known.form,
+                form=form,
                 encoding=encoding,
                 convention=name_of(encoding, name),
                 compute=known.forward,
-                calls=known.calls(module, encoding),
-                tables=tables,
-                options=options,
-                error=max([1.0, *(float(factor.abs()) for factor in learned)]),
+                calls=calls,
+                tables=tuple(name for name in known.needs if name in module._buffers),
+                options={"_sinpe_argument": arguments[0], **options},
+                error=max([1.0, *(float(factor.abs()) for factor in module.parameters())]),
                 caches=known.caches,
             )
         )
@@ -258,28 +173,52 @@ def known_of(module: nn.Module) -> list[Replacement] | str | None:
 
 def _is(module: nn.Module, arguments: tuple[str, ...], known: Known) -> bool:
     """Whether a module has the attributes, tensors and arguments of a known class."""
-    held = {**module._parameters, **module._buffers}
-    tensors = {name for name, tensor in held.items() if tensor is not None}
-    # `dim` alone is too common.
-    is_named = len(known.needs) > 1 or any(SINUSOIDAL.search(made.__name__) for made in type(module).__mro__)
+    held = {name for name, tensor in (*module._parameters.items(), *module._buffers.items()) if tensor is not None}
+    is_named = any(SINUSOIDAL.search(made.__name__) for made in type(module).__mro__)
     return (
-        is_named
-        and all(hasattr(module, name) for name in known.needs)
-        and tensors.issubset({*known.needs, *known.caches})
-        and not list(module.children())
-        and (arguments[:2] == known.arguments[:2] if known.arguments else len(arguments) == 1)
+        not module._modules
+        and arguments[:2] == (known.arguments[:2] or arguments[:1])
         and set(arguments).issubset(known.arguments or arguments)
+        and held.issubset({*known.needs, *known.caches})
+        and all(hasattr(module, name) for name in known.needs)
+        and (is_named or len(known.needs) > 1)  # `dim` alone is too common
     )
 
 
-def arguments_of(module: nn.Module) -> tuple[str, ...]:
-    """The names of the arguments of a module's forward."""
-    try:
-        return tuple(inspect.signature(type(module).forward).parameters)[1:]
-    except (TypeError, ValueError):
-        return ()
+def _verification(module: Any, known: Known, encoding: Any) -> tuple[str, list[Call], dict[str, Any]]:
+    """(what the module returns, calls that verify it, attributes of `forward`)."""
+    device = next((held.device for held in module.buffers()), torch.device("cpu"))
+    if known.forward is shaped_rows:
+        axes = encoding.ndim if isinstance(encoding, GridEncoding) else 1
+        x = torch.ones(3, *(9, 14, 8)[:axes], encoding.dim, device=device)
+        calls = [Call((x.to(dtype),), position=14, reported=dtype == torch.float32) for dtype in DTYPES]
+        calls += [Call((x[tuple([slice(1)] * (axes + 1))],), position=1), Call((x,), position=14, training=True)]
+        return "rows for the shape of x", calls, {}
+    if known.forward is scaled_rows:
+        x, pos = torch.zeros(2, 2048, encoding.dim, device=device), torch.tensor([5, 0, 999, 31], device=device)
+        calls = [Call((x[:, :length],), position=length, reported=True) for length in (1, 7, 2048)]
+        calls += [Call((x,), {"pos": each}, position=1000) for each in (pos, pos + 0.25)]
+        calls += [Call((x[:, :7],), position=7, training=True)]
+        return "scale * rows for the length of x", calls, {}
+    most = max(1.0, abs(float(encoding.position_scale)))  # models with a scale have timesteps from 0 to 1
+    steps = torch.arange(1001.0, device=device) / most
+    fractions = torch.tensor([0.0, 0.5, 1.0, 1.75, 3.0], device=device) / most
+    calls = [Call((steps,), position=1000 / most, reported=True), Call((fractions[:1],))]
+    calls += [Call((steps * factor,), position=9000 / most) for factor in (9, -6)]  # far from the usual range
+    dtypes = _dtypes(module, device)
+    # 16 bits round fractions up, too.
+    calls += [Call((fractions.to(dtype),), position=4 / most, reported=dtype == torch.float32) for dtype in dtypes]
+    calls += [Call((fractions,), position=4 / most, training=True)]
+    return "rows of timesteps", calls, {"_sinpe_dtypes": dtypes}
 
 
-def _device(module: nn.Module) -> torch.device:
-    """The device of a module's tensors; the CPU if it has none."""
-    return next((held.device for held in module.buffers()), torch.device("cpu"))
+def _dtypes(module: Any, device: torch.device) -> dict[torch.dtype, torch.dtype]:
+    """The dtypes of positions whose rows are float32 or wider, each with that of the rows; rows of 16 bits remain the
+    module's own."""
+    dtypes = {}
+    for dtype in (*DTYPES, torch.int64):
+        with contextlib.suppress(Exception):  # a dtype that the module lacks
+            rows = isolated_copy(module).forward(torch.zeros(3, dtype=dtype, device=device))
+            if rows.dtype in (torch.float32, torch.float64):
+                dtypes[dtype] = rows.dtype
+    return dtypes

@@ -1,8 +1,8 @@
-"""Replaces the computation of a module, after a comparison of outputs on copies.
+"""Replaces the forward of a module, after a comparison of outputs on copies.
 
-A replacement changes the class of the module to a subclass of its class. The module stays the same object, so all
-references to it (from its parent, a list, a hook, an optimizer) stay valid, `isinstance` gives the same results, and
-parameters, buffers and state dict keys are unchanged.
+A replacement changes the class of the module to a subclass of its class, and nothing else. The module stays the same
+object, so all references to it (from its parent, a list, a hook, an optimizer) stay valid, `isinstance` gives the same
+results, and parameters, buffers and the state dict are unchanged.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -22,7 +24,6 @@ from torch import Tensor, nn
 from .. import agreement
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
-from ..functional import table
 
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 DROPOUT = 0.5  # probability in calls in training mode
@@ -37,8 +38,7 @@ class Call:
         args, kwargs: its arguments.
         position: the largest position that it uses.
         training: whether it is made in training mode, with dropout and gradients.
-        reported: whether its difference counts for the report; not if it is one of 16-bit rounding.
-        rounds: the dtype to which the module may round products, if its output has a wider one.
+        reported: whether its difference counts for the report.
         may_fail: whether the module may raise, as for a sequence longer than its table.
     """
 
@@ -46,8 +46,7 @@ class Call:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     position: float = 0.0
     training: bool = False
-    reported: bool = True
-    rounds: torch.dtype | None = None
+    reported: bool = False
     may_fail: bool = False
 
 
@@ -60,9 +59,10 @@ class Replacement:
         encoding, convention: the encoding and its name.
         compute: (module, *args, **kwargs) -> output, or None if the module's own forward has to handle the call.
         calls: the calls whose outputs must agree.
-        tables: names of the tensors that hold rows, or frequencies, of the encoding.
+        tables: names of the tensors that hold rows (positions, channels), their transpose, or frequencies.
         options: attributes of the module that `compute` reads; their names begin with _sinpe_.
         error: factor of the error of an angle in the output.
+        dtype: that of the table.
         caches: names of tensors that a call may set.
     """
 
@@ -74,6 +74,7 @@ class Replacement:
     tables: tuple[str, ...]
     options: Mapping[str, Any]
     error: float = 1.0
+    dtype: torch.dtype = torch.float32
     caches: tuple[str, ...] = ()
 
 
@@ -82,14 +83,15 @@ class Differs(Exception):
 
 
 def verified(module: nn.Module, replacement: Replacement) -> tuple[Any, float]:
-    """(a copy of the module with the replacement, the largest difference of its outputs and tables from the module's).
+    """(a copy of the module with the replacement, the largest difference of its outputs from the module's).
 
-    Raises Differs if the difference is larger than rounding errors, or if the module also does something else, and
+    Raises Differs if outputs differ by more than rounding errors, or if the module also does something else, and
     whatever its forward raises.
     """
     new, ignored = isolated_copy(module), {*replacement.tables, *replacement.caches}
-    state = settings(module, ignored)
-    new.__class__ = class_of(replacement.compute, type(module))
+    names, state = members(module).keys(), settings(module, ignored)
+    base: Any = type(module)
+    new.__class__ = class_of(replacement.compute, base)
     new.__dict__.update(
         replacement.options,
         _sinpe_encoding=replacement.encoding,
@@ -97,14 +99,7 @@ def verified(module: nn.Module, replacement: Replacement) -> tuple[Any, float]:
         _sinpe_tables=replacement.tables,
         _sinpe_settings=state,
     )
-    apart = [0.0]
-    for name in replacement.tables:
-        held = tensor_of(module, name)
-        assert held is not None
-        if not new._sinpe_holds(held):
-            raise Differs(f"its `{name}` does not hold {replacement.convention}")
-        write(new, name, new._sinpe_rows(name, held), in_place=False)
-        apart.append(difference(held, new._sinpe_rows(name, held)))
+    largest = 0.0
     for call in replacement.calls:
         old = isolated_copy(module)  # each time: some modules convert or extend their table in a call
         try:
@@ -113,19 +108,18 @@ def verified(module: nn.Module, replacement: Replacement) -> tuple[Any, float]:
             if call.may_fail:
                 continue
             raise
-        if settings(old, ignored) != state or members(old).keys() != members(module).keys() or not same(before, again):
+        if members(old).keys() != names or settings(old, ignored) != state or any(map(different, before, again)):
             raise Differs("its forward changes the module: it keeps a state from call to call")
         after = run(new, call)
         compare(before, after, call, replacement)
-        apart.append(difference(before[0], after[0]) if call.reported else 0.0)
-    return new, max(apart)
+        if call.reported and before[0].numel():
+            largest = max(largest, float((after[0].double() - before[0].double()).abs().max()))
+    return new, largest
 
 
 def apply_replacement(module: nn.Module, new: Any) -> None:
     """Applies to a module the replacement that was verified on a copy."""
     module.__dict__.update({name: value for name, value in new.__dict__.items() if name.startswith("_sinpe_")})
-    for name in new._sinpe_tables:
-        write(module, name, tensor_of(new, name), in_place=True)
     module.__class__ = type(new)
 
 
@@ -137,9 +131,8 @@ class Swapped:
 
     Attributes:
         _sinpe_encoding, _sinpe_convention: the encoding and its name.
-        _sinpe_tables: names of the tensors that hold rows, or frequencies. They are not read, but kept with the exact
-            values, because checkpoints and other code read them.
-        _sinpe_transposed: whether the table is (channels, positions).
+        _sinpe_tables: names of the tensors that hold rows or frequencies. They are kept, because checkpoints and other
+            code read them; the new forward does not.
         _sinpe_settings: the module's simple attributes when it was verified; if one has changed since, the module's
             own forward is called.
     """
@@ -150,49 +143,19 @@ class Swapped:
     _sinpe_settings: tuple[tuple[str, Any], ...]
     _sinpe_transposed = False
 
-    def _sinpe_rows(self, name: str, like: Tensor) -> Tensor:
-        """The values of a table, or of frequencies, with the shape, dtype and device of `like`."""
-        encoding = self._sinpe_encoding
-        if like.dim() == 1:
-            axis = encoding.axes[0] if isinstance(encoding, GridEncoding) else encoding
-            return torch.tensor(axis.frequencies_radians(), dtype=torch.float64).to(like.dtype).to(like.device)
-        rows = table(like.numel() // encoding.dim, encoding, dtype=like.dtype, device=like.device)
-        return (rows.T if self._sinpe_transposed else rows).reshape(like.shape)
-
-    def _sinpe_holds(self, loaded: Tensor) -> bool:
-        """Whether a tensor has the values of a table or of frequencies, except for rounding errors."""
-        loaded, dim = loaded.detach().cpu(), self._sinpe_encoding.dim
-        if loaded.dim() == 1:
-            exact = self._sinpe_rows("", loaded.double())
-            return loaded.shape == exact.shape and torch.allclose(loaded.double(), exact, rtol=CLOSE, atol=0.0)
-        rows = loaded.reshape(dim, -1).T if self._sinpe_transposed else loaded.reshape(-1, dim)
-        return agreement.agrees(rows, self._sinpe_encoding)
-
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, metadata: dict[str, Any], *rest: Any) -> None:
-        super()._load_from_state_dict(state, prefix, metadata, *rest)  # type: ignore[misc]
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        super()._load_from_state_dict(state, prefix, *rest)  # type: ignore[misc]
         for name in self._sinpe_tables:
-            loaded, current = state.get(prefix + name), tensor_of(self, name)
-            if not isinstance(loaded, Tensor) or current is None or current.is_meta:
-                continue
-            if loaded.shape == current.shape and not loaded.is_meta and not self._sinpe_holds(loaded):
-                warnings.warn(
-                    f"{prefix}{name}: the checkpoint's table is not the encoding that this module was swapped for, "
-                    f"{self._sinpe_encoding!r}; the module keeps its own encoding. Load the checkpoint before the swap",
-                    UserWarning,
-                    stacklevel=2,
-                )
-            # With assign=True the tensor is the checkpoint's own and must not be modified.
-            in_place = not metadata.get("assign_to_params_buffers", False)
-            write(self, name, self._sinpe_rows(name, current), in_place=in_place)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        # .half().float() would leave 16-bit rows in a float32 table, and to_empty undefined values.
-        super()._apply(fn, recurse)  # type: ignore[misc]
-        for name in self._sinpe_tables:
-            tensor = tensor_of(self, name)
-            if tensor is not None and not tensor.is_meta and type(tensor) in (Tensor, nn.Parameter):
-                write(self, name, self._sinpe_rows(name, tensor), in_place=True)
-        return self
+            loaded, held = state.get(prefix + name), members(self).get(name)
+            if isinstance(loaded, Tensor) and not loaded.is_meta and held is not None and held.shape == loaded.shape:
+                if not _holds(loaded.detach().cpu(), self._sinpe_encoding, self._sinpe_transposed):
+                    warnings.warn(
+                        f"{prefix}{name}: the checkpoint's table is not the encoding that this module was swapped "
+                        f"for, {self._sinpe_encoding!r}; the module keeps its own encoding. Load the checkpoint "
+                        "before the swap",
+                        UserWarning,
+                        stacklevel=2,
+                    )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class is created at run time, but its base and the function can be imported.
@@ -204,8 +167,18 @@ class Swapped:
         return ", ".join(part for part in (base_repr, repr(self._sinpe_encoding)) if part)
 
 
+def _holds(loaded: Tensor, encoding: Any, transposed: bool) -> bool:
+    """Whether a loaded tensor has the values of a table or of frequencies, except for rounding errors."""
+    if loaded.dim() > 1:
+        rows = loaded.reshape(encoding.dim, -1).T if transposed else loaded.reshape(-1, encoding.dim)
+        return agreement.agrees(rows, encoding)
+    axis = encoding.axes[0] if isinstance(encoding, GridEncoding) else encoding
+    frequencies = torch.tensor(axis.frequencies_radians(), dtype=torch.float64)
+    return torch.allclose(loaded.double(), frequencies, rtol=max(CLOSE, ROUNDING[loaded.dtype]), atol=0.0)
+
+
 @functools.cache
-def class_of(compute: Callable[..., Tensor | None], base: Any) -> Any:
+def class_of(compute: Any, base: Any) -> Any:
     """The class of a swapped module whose previous class is `base`."""
 
     @functools.wraps(base.forward)
@@ -213,9 +186,9 @@ def class_of(compute: Callable[..., Tensor | None], base: Any) -> Any:
         output = None if has_changed(self) else compute(self, *args, **kwargs)
         return base.forward(self, *args, **kwargs) if output is None else output
 
-    members = {"__module__": base.__module__, "__doc__": base.__doc__}
-    members |= {"forward": forward, "_sinpe_compute": staticmethod(compute)}
-    return types.new_class(f"Sinpe{base.__name__}", (Swapped, base), {}, lambda namespace: namespace.update(members))
+    namespace = {"__module__": base.__module__, "__doc__": base.__doc__}
+    namespace |= {"forward": forward, "_sinpe_compute": staticmethod(compute)}
+    return types.new_class(f"Sinpe{base.__name__}", (Swapped, base), {}, lambda made: made.update(namespace))
 
 
 def _rebuild(compute: Any, base: Any) -> Any:
@@ -231,35 +204,16 @@ def only_argument(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return inputs[0] if is_one else None
 
 
-def tensor_of(module: Any, name: str) -> Tensor | None:
-    """A parameter, buffer or plain attribute of a module, if it is a tensor."""
-    value = members(module).get(name)
-    return value if isinstance(value, Tensor) else None
-
-
-def write(module: Any, name: str, rows: Any, *, in_place: bool) -> None:
-    """Writes values into a table, or replaces the table by a new tensor."""
-    held: Any = tensor_of(module, name)
-    with torch.inference_mode(held.is_inference()), torch.no_grad():
-        if in_place:
-            with contextlib.suppress(RuntimeError):  # an expanded tensor cannot be written to
-                held.copy_(rows)
-                return
-        rows = rows.detach().to(held.device)
-        rows = nn.Parameter(rows, requires_grad=False) if name in module._parameters else rows
-        next(d for d in (module._parameters, module._buffers, module.__dict__) if name in d)[name] = rows
-
-
 # ----------------------------------------------------------------------------------- what a forward reads from a module
 
-INTERNAL = frozenset(vars(nn.Module()))  # hooks, children, training, the dictionaries of tensors
+INTERNAL = frozenset(vars(nn.Module()))  # hooks, training, the dictionaries of tensors and children
 SIMPLE = (bool, int, float, str, type(None), torch.dtype, torch.device, types.FunctionType)
 
 
-def members(module: nn.Module) -> dict[str, Any]:
-    """A module's own attributes, parameters and buffers by name, except those of nn.Module and of a replacement."""
+def members(module: Any) -> dict[str, Any]:
+    """A module's own attributes, tensors and children by name, except those of nn.Module and of a replacement."""
     own = {key: value for key, value in vars(module).items() if key not in INTERNAL and not key.startswith("_sinpe")}
-    return {**module._parameters, **module._buffers, **own}
+    return {**module._parameters, **module._buffers, **module._modules, **own}
 
 
 def settings(module: nn.Module, ignored: Iterable[str] = ()) -> tuple[tuple[str, Any], ...]:
@@ -282,11 +236,11 @@ def has_changed(module: Any) -> bool:
 
 
 def depends_on_more(module: nn.Module, known: Iterable[str | None]) -> str:
-    """Why a replacement would not follow a module with other tensors, containers or objects than the known ones; "" if
-    it has none."""
-    others = [key for key, value in members(module).items() if key not in known and not _is_simple(value)]
-    also = "too, on which its forward may depend and which a replacement would not follow"
-    return f"it has `{others[0]}`, {also}" if others else ""
+    """Why a replacement would not follow a module with other tensors, layers, containers or objects than the known
+    ones; "" if it has none."""
+    others = {key: value for key, value in members(module).items() if key not in known and not _is_simple(value)}
+    named = [f"`{k}` ({type(v).__name__})" for k, v in others.items() if type(v) not in (nn.Dropout, nn.Identity)]
+    return f"the module has {', '.join(named[:4])}, too, on which its forward may depend" if named else ""
 
 
 def _is_simple(value: Any) -> bool:
@@ -302,18 +256,14 @@ def isolated_copy(module: Any) -> Any:
     # deepcopy would also copy the objects to which hooks are bound; it takes what is in the memo as copied already.
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     excluded = [vars(each)[name] for each in module.modules() for name in hooks]
-    made = copy.deepcopy(module, {id(each): type(each)() for each in excluded})
-    for each in made.modules():
-        each.__dict__["training"] = False
-    return made
+    return copy.deepcopy(module, {id(each): type(each)() for each in excluded}).eval()
 
 
 def run(module: Any, call: Call) -> list[Any]:
     """The output of a copy of a module and, in training, the gradients of its arguments and parameters."""
-    for each in module.modules():
-        each.__dict__["training"] = call.training
-        if call.training and isinstance(each, nn.Dropout):
-            each.__dict__["p"] = DROPOUT
+    module.train(call.training)
+    for dropout in module.children():
+        dropout.p = DROPOUT
     args = [arg.clone().requires_grad_(call.training and arg.is_floating_point()) for arg in call.args]
     with torch.set_grad_enabled(call.training):
         # torch.manual_seed would seed the generators of all devices.
@@ -322,30 +272,42 @@ def run(module: Any, call: Call) -> list[Any]:
         output = module.forward(*args, **call.kwargs)
     if not isinstance(output, Tensor):
         raise Differs(f"its output is {type(output).__name__}, not a tensor")
-    if not same([*args], [*call.args]):
+    if any(map(different, args, call.args)):
         raise Differs("its forward writes to its argument in place")
-    if not call.training:
-        return [output]
     leaves = [leaf for leaf in (*args, *module.parameters()) if leaf.requires_grad]
+    if not call.training or not output.requires_grad:
+        return [output]
     noise = torch.randn(output.shape, generator=torch.Generator().manual_seed(4)).to(output)
-    gradients = torch.autograd.grad(output, leaves, noise, allow_unused=True) if output.requires_grad else ()
-    return [output.detach(), *gradients]
+    return [output.detach(), *torch.autograd.grad(output, leaves, noise, allow_unused=True)]
 
 
 def compare(before: list[Any], after: list[Any], call: Call, replacement: Replacement) -> None:
     """Compares the results of `run` of a module and of its replacement. Raises Differs if they differ by more than
     rounding errors explain."""
-    rounding = 4 * max(ROUNDING.get(dtype, 0.0) for dtype in (before[0].dtype, call.rounds or before[0].dtype))
+    dtypes = [before[0].dtype, replacement.dtype, *(arg.dtype for arg in call.args)]
+    rounding = 4 * max(ROUNDING.get(dtype, 0.0) for dtype in dtypes)
     limit = replacement.error * allowed(replacement.encoding, call.position, torch.int64) + rounding
     mode = " in training" if call.training else ""
-    try:
-        torch.testing.assert_close(after[0], before[0], rtol=rounding, atol=limit, equal_nan=True)
-    except AssertionError as problem:
-        raise Differs(f"the output would differ{mode}: {in_short(problem)}") from problem
-    try:
-        torch.testing.assert_close(after[1:], before[1:], rtol=limit, atol=limit * before[0].numel(), equal_nan=True)
-    except AssertionError as problem:
-        raise Differs(f"its gradients would differ: {in_short(problem)}") from problem
+    if how := different(before[0], after[0], rounding, limit):
+        raise Differs(f"its output would differ{mode} {how}")
+    for one, other in zip_longest(before[1:], after[1:]):
+        if how := different(one, other, rounding, limit * before[0].numel()):
+            raise Differs(f"its gradients would differ {how}")
+
+
+def different(old: Any, new: Any, relative: float = 0.0, absolute: float = 0.0) -> str:
+    """How a tensor, or None, differs from another by more than the given errors; "" if it does not."""
+    if old is None or new is None:
+        return "" if old is new else "where one is detached"
+    for what in ("shape", "dtype", "device"):
+        if getattr(old, what) != getattr(new, what):
+            return f"in the {what}, {getattr(new, what)} instead of {getattr(old, what)}"
+    if torch.equal(old, new):
+        return ""
+    old, new = old.double(), new.double()
+    if torch.allclose(new, old, rtol=relative, atol=absolute, equal_nan=True):
+        return ""
+    return f"by {float((new - old).abs().nan_to_num(math.inf).max()):.2g}"
 
 
 def allowed(encoding: Encoding | GridEncoding, position: float, dtype: torch.dtype, size: float = 1.0) -> float:
@@ -355,39 +317,17 @@ def allowed(encoding: Encoding | GridEncoding, position: float, dtype: torch.dty
     return float(errors.max()) + 4 * ROUNDING.get(dtype, 0.0) * size
 
 
-def difference(old: Tensor, new: Tensor) -> float:
-    """The largest absolute difference of two tensors; equal infinities and NaNs do not differ."""
-    apart = (old.detach().cpu().double() - new.detach().cpu().double()).abs().nan_to_num(0.0)
-    return float(apart.max()) if apart.numel() else 0.0
-
-
-def same(one: list[Any], other: list[Any]) -> bool:
-    """Whether two lists of tensors, or None, have the same values."""
-    try:
-        torch.testing.assert_close(one, other, rtol=0.0, atol=0.0, equal_nan=True)
-    except AssertionError:
-        return False
-    return True
-
-
 @contextlib.contextmanager
 def trials(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Context manager in which modules are tried: no gradients, inference mode or autocast; one CPU thread, because the
-    calls consist of many small operations; the random generators are restored."""
-    threads = torch.get_num_threads()
+    """Context manager in which modules are tried: without gradients, inference mode and autocast, new tensors on the
+    CPU, and the random generators restored."""
     with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"), contextlib.ExitStack() as stack:
         for kind in filter(torch.is_autocast_enabled, ("cpu", "cuda")):
             stack.enter_context(torch.autocast(kind, enabled=False))
         stack.enter_context(torch.random.fork_rng([device for device in devices if device.type == "cuda"]))
-        stack.callback(torch.set_num_threads, threads)
-        torch.set_num_threads(1)
         yield
 
 
 def in_short(problem: BaseException) -> str:
-    """The type and the first line of an exception; of a failed comparison, the difference that it found."""
-    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-    if isinstance(problem, AssertionError):
-        found = next((line for line in lines if line.startswith("Greatest absolute")), lines[0])
-        return found[0].lower() + found[1:].split(" at index")[0].split(" (up to")[0]
-    return f"{type(problem).__name__}: {lines[0][:160]}" if lines else type(problem).__name__
+    """The type and the first line of an exception."""
+    return f"{type(problem).__name__}: {(str(problem).strip().splitlines() or [''])[0][:160]}"

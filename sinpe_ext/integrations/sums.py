@@ -6,6 +6,7 @@ remains, the module is a sum; calls with other sizes, dtypes and values, and in 
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -17,18 +18,17 @@ from ..encodings.encoding import Encoding
 from ..functional import add
 from ..modules import shared
 from ..reference.tiles import widest
-from .known import DTYPES, arguments_of
 from .replace import Call, Replacement, depends_on_more, in_short, isolated_copy, only_argument
 from .tables import Table
 
 # Layouts of x: its dimensions, B for the batch, L for the sequence, C for the channels.
 LAYOUTS = {"batch first": "BLC", "sequence first": "LBC", "channels first": "BCL", "one sequence": "LC"}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 BATCH, LENGTH = 3, 5  # of the first call; different, so that the dimensions can be distinguished
 LEARNED = (-2.5, 0.75)  # values of a learned factor with which the module is called
-LONGEST = 2**20  # elements of a call with the whole table
+LONGEST = 2**22  # elements of a call with the whole table
 SPECIAL = (1e6, -1e6, 0.0, math.inf, -math.inf, math.nan)
 A_LOOKUP = "a lookup of a stored table gains nothing"
-NO_SUM = "its forward is not dropout(a * x + b * rows)"
 
 
 def added_rows(module: Any, *args: Any, **kwargs: Any) -> Tensor | None:
@@ -55,79 +55,66 @@ def added_rows(module: Any, *args: Any, **kwargs: Any) -> Tensor | None:
     return encoded if dropout is None else dropout(encoded)
 
 
-def sums_of(module: nn.Module, held: Table, *others: Table) -> list[Replacement] | str:
+def sums_of(module: nn.Module, held: Table) -> list[Replacement] | str:
     """The replacements of a module with one table, or why there are none."""
-    learned = next((name for name, value in module._parameters.items() if value is not held.tensor), None)
-    reason = _excluded(module, held, learned)
-    if others:
-        reason = f"{reason}; {', '.join(f'`{other.key}`' for other in others)} recognized, too"
+    arguments = tuple(inspect.signature(type(module).forward).parameters)[1:]
+    single = [name for name, value in module._parameters.items() if value is not None and value.numel() == 1]
+    learned = single[0] if single else None
+    reason = _excluded(module, held, learned, arguments)
     if reason:
         return reason
-    dropouts = [name for name, child in module.named_children() if type(child) is nn.Dropout]
     replacements = []
     for name, layout in LAYOUTS.items():
         try:
             a, b = _factors(module, held, layout, learned)
         except Exception as problem:  # another layout
-            reason = reason or f"{NO_SUM}: {problem if type(problem) is NoSum else in_short(problem)}"
+            why = str(problem) if isinstance(problem, NoSum) else in_short(problem)
+            reason = reason or f"its forward is not dropout(a * x + b * rows): {why}"
             continue
         if a == 0:
             return A_LOOKUP
-        factor = learned or b
-        form = f"{_times(a)}x + {_times(factor)}rows, {name}"
-        # Whether dropout follows, and by which child, is verified.
-        for dropout in (*dropouts, None):
-            options = {
-                "_sinpe_argument": arguments_of(module)[0],
-                "_sinpe_transposed": held.transposed,
-                "_sinpe_layout": layout,
-                "_sinpe_scale": a,
-                "_sinpe_factor": factor,
-                "_sinpe_follows_x": _follows_x(module, held, layout),
-                "_sinpe_dropout": dropout,
-                "_sinpe_fused": False,  # while it is verified, to compare masks
-            }
-            replacements.append(
-                Replacement(
-                    form=form,
-                    encoding=held.encoding,
-                    convention=held.convention,
-                    compute=added_rows,
-                    calls=list(_calls(held, layout)),
-                    tables=(held.key,),
-                    options=options,
-                    error=2 * max(1.0, abs(b)),
-                )
+        options = {
+            "_sinpe_argument": arguments[0],
+            "_sinpe_transposed": held.transposed,
+            "_sinpe_layout": layout,
+            "_sinpe_scale": a,
+            "_sinpe_factor": learned or b,
+            "_sinpe_follows_x": _follows_x(module, held, layout),
+            "_sinpe_fused": False,  # while it is verified, with the same masks
+        }
+        dropouts = [name for name, child in module.named_children() if type(child) is nn.Dropout]
+        replacements += [  # whether dropout follows, and by which child, is verified
+            Replacement(
+                form=f"{_times(a)}x + {_times(learned or b)}rows, {name}",
+                encoding=held.encoding,
+                convention=held.convention,
+                compute=added_rows,
+                calls=list(_calls(held, layout)),
+                tables=(held.key,),
+                options={**options, "_sinpe_dropout": dropout},
+                error=2 * max(1.0, abs(b)),
+                dtype=held.tensor.dtype,
             )
+            for dropout in (*dropouts, None)
+        ]
     return replacements or reason
 
 
-def _excluded(module: nn.Module, held: Table, learned: str | None) -> str:
+def _excluded(module: nn.Module, held: Table, learned: str | None, arguments: tuple[str, ...]) -> str:
     """Why a module cannot be a sum that this library computes; "" if it may be one."""
-    layers = [
-        f"{type(child).__name__} {name}"
-        for name, child in module.named_children()
-        if type(child) not in (nn.Dropout, nn.Identity)
-    ]
-    trained = [name for name, value in module._parameters.items() if value is not held.tensor and value is not None]
-    arguments = arguments_of(module)
     if held.tensor.requires_grad:
         return "it is trained (requires_grad=True): freeze it first if it is meant to be fixed"
     if isinstance(module, nn.Embedding):
         return A_LOOKUP
-    if layers:
-        return f"the module has layers of its own ({', '.join(layers[:4])})"
-    if len(trained) > 1 or any(module._parameters[name].numel() > 1 for name in trained):  # type: ignore[union-attr]
-        return f"the module has parameters of its own ({', '.join(trained[:4])})"
+    if depends_on_more(module, (held.key, learned)):
+        return depends_on_more(module, (held.key, learned))
     if len(arguments) != 1:
         return f"its forward takes {', '.join(arguments) or 'nothing'}, not x alone; {A_LOOKUP}"
     if not isinstance(held.encoding, Encoding):
         return "sums with grids are not replaced"
     if not held.is_whole:
         return "some rows of it are zero, or not those of the encoding"
-    if len(held.rows) < LENGTH:
-        return "that is too short to find what its forward does"
-    return depends_on_more(module, (held.key, learned))
+    return "that is too short to find what its forward does" if len(held.rows) < LENGTH else ""
 
 
 class NoSum(Exception):
@@ -143,16 +130,18 @@ def _factors(module: Any, held: Table, layout: str, learned: str | None) -> tupl
     for value in LEARNED if learned else (1.0,):
         tried = isolated_copy(module)
         if learned:
-            tried._parameters[learned].fill_(value)
+            getattr(tried, learned).fill_(value)
         output = tried.forward(x.clone())
-        if not isinstance(output, Tensor) or output.shape != x.shape or not output.is_floating_point():
+        if not isinstance(output, Tensor) or not output.is_floating_point():
             raise NoSum("it returns something else")
         columns = torch.stack([x.reshape(-1), rows.reshape(-1)], 1).cpu().double()
-        result = output.reshape(-1, 1).cpu().double()
+        result = output.expand(x.shape).reshape(-1, 1).cpu().double()
         a, b = (_with_fewest_digits(float(factor)) for factor in torch.linalg.lstsq(columns, result).solution)
-        error = float((columns @ torch.tensor([[a], [b]], dtype=torch.float64) - result).abs().max())
+        error = float((columns @ columns.new_tensor([[a], [b]]) - result).abs().max())
         if not error <= (1e-6 if output.dtype.itemsize >= 4 else 1e-2) * (1 + abs(a) + abs(b)):
             raise NoSum(f"the best a and b leave {error:.2g}")
+        if output.shape != x.shape and a != 0:
+            raise NoSum("it returns something else")
         if b == 0 or (learned and b != value):
             raise NoSum(f"b is not `{learned}`" if learned else "it adds no rows")
     return a, b
@@ -162,36 +151,33 @@ def _with_fewest_digits(value: float) -> float:
     """A factor without rounding errors: it, its square or the reciprocal of its square has few digits."""
     if abs(value) < 1e-6:
         return 0.0
-    for exponent in (1, 2, -2):
-        near = math.copysign(float(f"{abs(value) ** exponent:.6g}") ** (1 / exponent), value)
-        if abs(near - value) <= 1e-7 * abs(value):
-            return near
-    return value
+    powers = ((exponent, float(f"{abs(value) ** exponent:.6g}")) for exponent in (1, 2, -2))
+    rounded = (math.copysign(power ** (1 / exponent), value) for exponent, power in powers)
+    return next((near for near in rounded if abs(near - value) <= 1e-7 * abs(value)), value)
 
 
 def _calls(held: Table, layout: str) -> Iterator[Call]:
     """Calls that verify a sum: several sizes, one of them as long as the table, in four dtypes; longer than the table;
-    values that a forward may treat differently; in training."""
+    in training; values that a forward may treat differently."""
     count, dim = held.rows.shape
-    own = held.tensor.dtype
-
-    def call(batch: int, length: int, dtype: torch.dtype, **options: Any) -> Call:
-        x = _noise(held, layout, batch, length, dtype)
-        furthest = abs(held.encoding.start) + length  # type: ignore[union-attr, operator]
-        narrower = min(dtype, own, key=lambda each: each.itemsize)
-        return Call((x,), position=furthest, reported=dtype == own and not options, rounds=narrower, **options)
-
+    own, first = held.tensor.dtype, abs(held.encoding.start)  # type: ignore[union-attr, arg-type]
     longest = max(1, min(count, LONGEST // dim))
-    for batch, length in ((BATCH, LENGTH), (1, 1), (2, min(count, 37)), (1, longest)):
-        for dtype in DTYPES:
-            yield call(batch, length, dtype)
-    yield call(1, count + 1, own, may_fail=True)
-    special = call(BATCH, LENGTH, torch.float32, training=False)
-    sequence = special.args[0].movedim((layout.index("L"), layout.index("C")), (0, -1))
+    for batch, length, dtypes in (
+        (BATCH, LENGTH, DTYPES),
+        (1, 1, DTYPES),
+        (2, min(count, 37), DTYPES),
+        (1, longest, (own,)),
+    ):
+        for dtype in dtypes:
+            x = _noise(held, layout, batch, length, dtype)
+            yield Call((x,), position=first + length, reported=dtype == own)
+    yield Call((_noise(held, layout, 1, count + 1, own),), position=first + count + 1, may_fail=True)
+    yield Call((_noise(held, layout, BATCH, LENGTH, own),), position=first + LENGTH, training=True)
+    x = _noise(held, layout, BATCH, LENGTH, torch.float32)
+    sequence = x.movedim((layout.index("L"), layout.index("C")), (0, -1))
     sequence[0], sequence[1] = 0.0, 1.0
-    sequence[2] = torch.tensor(SPECIAL).repeat(dim)[:dim].to(sequence)
-    yield special
-    yield call(BATCH, LENGTH, own, training=True)
+    sequence[2] = torch.tensor(SPECIAL).repeat(dim)[:dim].to(x)
+    yield Call((x,), position=first + LENGTH)
 
 
 def _noise(held: Table, layout: str, batch: int, length: int, dtype: torch.dtype) -> Tensor:
@@ -204,8 +190,7 @@ def _noise(held: Table, layout: str, batch: int, length: int, dtype: torch.dtype
 def _follows_x(module: Any, held: Table, layout: str) -> bool:
     """Whether the output has the dtype of x, whatever the table's."""
     dtype = torch.float16 if held.tensor.dtype == torch.bfloat16 else torch.bfloat16
-    output = isolated_copy(module).forward(_noise(held, layout, BATCH, LENGTH, dtype))
-    return bool(output.dtype == dtype != torch.promote_types(dtype, held.tensor.dtype))
+    return bool(isolated_copy(module).forward(_noise(held, layout, BATCH, LENGTH, dtype)).dtype == dtype)
 
 
 def _times(factor: float | str) -> str:

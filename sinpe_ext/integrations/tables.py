@@ -51,8 +51,10 @@ class Table(NamedTuple):
 
 
 def tables_of(module: nn.Module) -> tuple[list[Table], str]:
-    """(the tables of a module, why a tensor with the name of a table is not in this list, or "")."""
-    tables, reason, kind = [], "", type(module).__name__
+    """(the tables of a module, why there is none although a name suggests one, or "")."""
+    tables, kind = [], type(module).__name__
+    is_named = SINUSOIDAL.search(kind) and not ROTARY.search(kind) and not module._modules
+    reason = "it looks sinusoidal by its name; its class is not known, and no table was recognized" if is_named else ""
     for key, tensor in {**module._parameters, **module._buffers, **vars(module)}.items():
         if (
             type(tensor) not in (Tensor, nn.Parameter)
@@ -88,7 +90,9 @@ def _read(key: str, tensor: Tensor) -> Table | None:
             return None  # of rotary embeddings, not added to anything
         rows = view.detach().reshape(-1, view.shape[-1])
         is_whole = isinstance(encoding, Encoding) and encoding.dim == rows.shape[1] and agrees(rows.cpu(), encoding)
-        return Table(key, tensor, rows, view is not tensor, encoding, name_of(encoding, matches[0].name), is_whole)
+        names = [name_of(encoding, name) for name in (matches[0].name, *matches[0].aliases)]
+        name = min(names, key=lambda name: name.count(","))
+        return Table(key, tensor, rows, view is not tensor, encoding, name, is_whole)
     return None
 
 

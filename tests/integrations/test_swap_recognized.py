@@ -253,8 +253,6 @@ def test_replaced_module_is_exact(case: Case, backend: str) -> None:
     change = inside._sinpe_encoding
     change = change.with_axes if isinstance(change, sinpe.GridEncoding) else change.replace
     inside.__dict__["_sinpe_encoding"] = change(amplitude=0.5)
-    for name in inside._sinpe_tables:
-        getattr(inside, name).data.copy_(inside._sinpe_rows(name, getattr(inside, name)))
     assert apart(wrong(*args, **named), new(*args, **named)) > limit(1000.0), "wrong rows would not be detected"
 
 
@@ -289,11 +287,9 @@ def test_hooks_and_conversion(case: Case) -> None:
     args, named, _ = case.calls[0]
     after = new(*args, **named)
     assert len(seen) == 1
-    state = {name: value.clone() for name, value in new.state_dict().items()}
-    new.get_submodule(case.name).half().float()  # rows and frequencies are recomputed
-    inside = new.get_submodule(case.name)
-    kept = [f"{case.name}.{name}".removeprefix(".") for name in inside._sinpe_tables]
-    assert all(torch.equal(new.state_dict()[name], state[name]) for name in kept if name in state)
+    new.get_submodule(case.name).half().float()  # rounds rows and frequencies, which are not read
+    if not list(new.get_submodule(case.name).parameters()):
+        assert torch.equal(new(*args, **named), after)
     assert new(*args, **named).dtype == after.dtype
     for dtype in (torch.bfloat16, torch.float64):
         x = tuple(a.to(dtype) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
@@ -347,10 +343,11 @@ def test_gradients_reach_the_same_parameters() -> None:
 
 def test_checkpoint_with_other_frequencies_warns() -> None:
     _, new, _ = old_and_new(CASES["positional-encodings"])
-    kept = new.inv_freq.clone()
+    x = noise(2, 5, DIM)
+    before = new(x)
     with pytest.warns(UserWarning, match="inv_freq: the checkpoint's table is not"):
-        new.load_state_dict({"inv_freq": kept * 2})
-    assert torch.equal(new.inv_freq, kept)
+        new.load_state_dict({"inv_freq": new.inv_freq * 2})
+    assert torch.equal(new(x), before)
 
 
 @pytest.mark.parametrize("angle", ["float32", "float32_exp"])
@@ -369,15 +366,15 @@ def test_parameter_used_in_forward_is_reported() -> None:
     kind = type(model)
     (entry,) = swap(model)
     assert not entry.swapped and type(model) is kind and entry.convention == "mae2d"
-    assert "`pos_embed` holds mae2d, 37 rows" in entry.reason and "layers of its own" in entry.reason
-    assert "`decoder_pos_embed` recognized, too" in entry.reason
+    assert "`pos_embed` holds mae2d, 37 rows" in entry.reason and "`patches` (Conv2d)" in entry.reason
+    assert "; `decoder_pos_embed` holds mae2d" in entry.reason
     with pytest.raises(ValueError, match="1 that are not; pass strict=False"):
         swap(model, strict=True)
     renamed = Autoencoder()
     renamed.a, renamed.b = renamed.pos_embed, renamed.decoder_pos_embed
     del renamed.pos_embed, renamed.decoder_pos_embed
     (entry,) = swap(renamed)
-    assert "`a` holds mae2d" in entry.reason and "`b` recognized, too" in entry.reason
+    assert "`a` holds mae2d" in entry.reason and "; `b` holds mae2d" in entry.reason
 
 
 @pytest.mark.parametrize("name", ["mae2d", "hf2d", "bigvision2d", "timm2d", "t2t2d", "detr2d"])
@@ -447,7 +444,7 @@ class Extra(Scales):
 
 
 REPORTED = {
-    "further tensors": (Extra, "it has `shift`, too"),
+    "further tensors": (Extra, "has `shift` .*, too"),
     "a trained embedding": (
         lambda: nn.ModuleDict({"wpe": nn.Embedding.from_pretrained(usual(), freeze=False)}),
         "`weight` holds paper, 60 rows; it is trained",

@@ -216,7 +216,7 @@ def test_nan_and_inf_differ_from_finite_values() -> None:
             if at == also_at:
                 compare(*pair, call, replacement)
                 continue
-            with pytest.raises(Differs, match="the output would differ"):
+            with pytest.raises(Differs, match="its output would differ"):
                 compare(*pair, call, replacement)
 
 

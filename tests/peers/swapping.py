@@ -54,9 +54,6 @@ def _halve(module: Any) -> None:
     encoding = module._sinpe_encoding
     change = encoding.with_axes if isinstance(encoding, sinpe.GridEncoding) else encoding.replace
     module.__dict__["_sinpe_encoding"] = change(amplitude=0.5)
-    for name in module._sinpe_tables:
-        table = getattr(module, name)
-        table.copy_(module._sinpe_rows(name, table))
 
 
 def checkpoints(model: nn.Module, swapped: nn.Module, run: Run, position: float) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from conftest import installed
 from example_runs import run_as_documented
-from test_compile import needs_inductor
 
 pytestmark = pytest.mark.processes
 
@@ -15,12 +14,8 @@ pytestmark = pytest.mark.processes
 @pytest.mark.parametrize(
     ("name", "libraries", "said"),
     [
-        ("hf_trainer", ["transformers", "accelerate"], "the same losses to the end, the same weights: True"),
         ("accelerate_meta", ["accelerate"], "include_buffers=True   layers on the disk: same bits True"),
         ("lightning_module", ["lightning"], "largest difference 0.0e+00, same weights: True"),
-        pytest.param(
-            "static_cache_generate", ["transformers"], "same tokens True; compiled, 1 graph: True", marks=needs_inductor
-        ),
         ("diffusers_pipeline", ["diffusers"], "1 swapped, 0 left alone"),
     ],
 )

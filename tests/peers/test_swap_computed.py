@@ -156,6 +156,11 @@ def test_timm(build: Callable[..., Tensor]) -> None:
             return self.head(self.embed(x).flatten(2).mT + self.places)
 
     (entry,) = swap(Model())
-    assert not entry.swapped and entry.convention == "timm2d" and "`places` holds timm2d, 126 rows" in entry.reason and "layers of its own" in entry.reason
+    assert (
+        not entry.swapped
+        and entry.convention == "timm2d"
+        and "`places` holds timm2d, 126 rows" in entry.reason
+        and "`embed` (Conv2d)" in entry.reason
+    )
     with pytest.raises(ValueError, match="`places` holds timm2d"):
         swap(Model(), strict=True)

@@ -189,5 +189,5 @@ def test_modules_that_are_not_replaced(peer: Any) -> None:
     assert [entry.name for entry in report.swapped] == ["4"]
     left = {entry.name: entry for entry in report.left}
     assert left.keys() == {"0", "2", "3"} and left["0"].convention.startswith("mae2d")
-    assert "`pos_embed` holds mae2d" in left["0"].reason and "layers of its own" in left["0"].reason
+    assert "`pos_embed` holds mae2d" in left["0"].reason and "`proj` (Conv2d)" in left["0"].reason
     assert "differ" in left["3"].reason

@@ -236,27 +236,6 @@ class GPT(nn.Module):
         return self.ln(self.wte(ids) + self.wpe(torch.arange(ids.shape[1], device=ids.device)))
 
 
-class Conditioner(nn.Module):
-    """Like DiT's TimestepEmbedder: a static method computes the rows of timesteps, followed by a small network."""
-
-    def __init__(self, width: int = 24, frequency_embedding_size: int = 32) -> None:
-        super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(frequency_embedding_size, width), nn.SiLU(), nn.Linear(width, width))
-        self.frequency_embedding_size = frequency_embedding_size
-
-    @staticmethod
-    def timestep_embedding(t: Tensor, dim: int, max_period: float = 10000) -> Tensor:
-        count = dim // 2
-        steps = torch.arange(count, dtype=torch.float32, device=t.device)
-        angle = t.float().unsqueeze(1) * torch.exp(steps * (-math.log(max_period) / count))
-        rows = torch.cat((angle.cos(), angle.sin()), 1)
-        return F.pad(rows, (0, 1)) if dim % 2 else rows
-
-    def forward(self, t: Tensor) -> Tensor:
-        rows = self.timestep_embedding(t, self.frequency_embedding_size)
-        return self.mlp(rows.to(self.mlp[0].weight.dtype))
-
-
 class Sinusoids(nn.Module):
     """Like lucidrains' SinusoidalPosEmb: rows of timesteps without a table."""
 
