@@ -1,21 +1,17 @@
 """Integration with existing models and other runtimes.
 
 `swap` replaces the sinusoidal modules of a model by this library and keeps its checkpoints valid. `standard_operators`
-exports programs for runtimes without this library. transformers and diffusers are not imported: their modules are
-recognized by the names of their classes.
+exports programs for runtimes without this library. Other libraries are not imported.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..encodings.encoding import Encoding
@@ -23,7 +19,7 @@ from ..encodings.grid import GridEncoding
 from ..encodings.values import choice
 from ..torch_state import standard_operators as standard_operators
 from .known import known_of
-from .replace import Differs, Replacement, Swapped, apply_replacement, in_short, trials, verified
+from .replace import LeftAlone, Replacement, Swapped, apply_replacement, first_verified, in_short, trials
 from .sums import sums_of
 from .tables import Table, tables_of
 
@@ -208,51 +204,36 @@ def swap(
 def _examined(module: nn.Module, name: str, angle: str) -> tuple[Swap | None, Any]:
     """(the entry of a module, or None if it does not look sinusoidal; the copy on which its replacement was verified,
     or None)."""
-    entry = Swap(name, f"{type(module).__module__}.{type(module).__qualname__}", False)
+    facts: dict[str, Any] = {"name": name, "old_class": f"{type(module).__module__}.{type(module).__qualname__}"}
     if isinstance(module, Swapped):
-        encoding, convention = module._sinpe_encoding, module._sinpe_convention
-        return dataclasses.replace(entry, encoding=encoding, convention=convention, reason=ALREADY), None
-    if isinstance(module, torch.jit.ScriptModule):
-        return None, None
+        known = {"encoding": module._sinpe_encoding, "convention": module._sinpe_convention}
+        return Swap(**facts, swapped=False, reason=ALREADY, **known), None
     tables: list[Table] = []
-    found: list[Replacement] | str | None = None
     try:
-        found = known_of(module)
-        if found is None:
-            tables, found = tables_of(module)
-        if tables:
-            found = sums_of(module, tables[0])
-    except Exception as problem:  # of a dtype, or of an attribute that cannot be read
-        found = f"it could not be examined: {in_short(problem)}"
-    if found and "forward" in vars(module):
-        found = "its forward is replaced in the instance (offloading hooks do that): swap before they are attached"
-    if not found:
-        return None, None
-    if isinstance(found, list):
-        results = (_tried(module, entry, replacement, angle) for replacement in found)
-        first = next(results)
-        entry, copied = first if first[0].swapped else next((each for each in results if each[0].swapped), first)
-    else:
-        entry, copied = dataclasses.replace(entry, reason=found), None
-    if tables and not entry.swapped:
-        also = "".join(f"; {other}" for other in tables[1:4])
-        encoding, convention, reason = tables[0].encoding, tables[0].convention, f"{tables[0]}; {entry.reason}{also}"
-        entry = dataclasses.replace(entry, encoding=encoding, convention=convention, reason=reason)
-    return entry, copied
+        replacements = known_of(module)
+        if replacements is None:
+            tables = tables_of(module)
+            if not tables:
+                return None, None
+            facts |= {"encoding": tables[0].encoding, "convention": tables[0].convention}
+            replacements = sums_of(module, tables[0])
+        if "forward" in vars(module):
+            raise LeftAlone("its forward is replaced in the instance (offloading hooks do that): swap before that")
+        best = first_verified(module, [_with_angles(replacement, angle) for replacement in replacements])
+    except Exception as problem:
+        reason = "; ".join([*map(str, tables[:1]), in_short(problem), *map(str, tables[1:4])])
+        return Swap(**facts, swapped=False, reason=reason), None
+    used, copied, difference = best
+    facts |= {"encoding": used.encoding, "convention": used.convention, "form": used.form}
+    return Swap(**facts, swapped=True, difference=difference), copied
 
 
-def _tried(module: nn.Module, entry: Swap, replacement: Replacement, angle: str) -> tuple[Swap, Any]:
-    """The entry and the copy for a replacement; with angle="float32" in the mode with the smallest difference."""
-    results = []
-    for mode in MODES if angle == "float32" else (angle,):
-        exact: Any = replacement.encoding
-        encoding = exact.with_axes(angle=mode) if isinstance(exact, GridEncoding) else exact.replace(angle=mode)
-        convention = replacement.convention + (f", angle {mode}" if mode != "exact" else "")
-        now = dataclasses.replace(entry, encoding=encoding, convention=convention, form=replacement.form)
-        try:
-            copied, difference = verified(module, dataclasses.replace(replacement, encoding=encoding))
-            results.append((dataclasses.replace(now, swapped=True, difference=difference), copied))
-        except Exception as problem:
-            reason = str(problem) if isinstance(problem, Differs) else f"a call of it failed: {in_short(problem)}"
-            results.append((dataclasses.replace(now, reason=reason), None))
-    return min(results, key=lambda result: result[0].difference if result[0].swapped else math.inf)
+def _with_angles(replacement: Replacement, angle: str) -> list[Replacement]:
+    """A replacement in each of the angle modes that are to be tried."""
+    modes = {mode: f", angle {mode}" if mode != "exact" else "" for mode in (MODES if angle == "float32" else (angle,))}
+    exact: Any = replacement.encoding
+    change = exact.with_axes if isinstance(exact, GridEncoding) else exact.replace
+    return [
+        replacement._replace(encoding=change(angle=mode), convention=replacement.convention + suffix)
+        for mode, suffix in modes.items()
+    ]

@@ -13,8 +13,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,31 +21,21 @@ from torch import Tensor, nn
 from ..encodings.catalogue import convention
 from ..encodings.grid import GridEncoding
 from ..functional import encode, table
-from .replace import Call, Replacement, depends_on_more, isolated_copy, only_argument
+from .replace import Call, LeftAlone, Replacement, check_members, isolated_copy, only_argument
 from .tables import SINUSOIDAL, name_of
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-@dataclass(frozen=True)
-class Known:
-    """A class of modules whose rows this library computes.
+class Known(NamedTuple):
+    """A class of modules whose rows this library computes."""
 
-    Attributes:
-        name: its name, and its library.
-        needs: its attributes, all of its tensors among them; those of one dimension hold frequencies.
-        encodings: module -> [(convention, dim, fields)], what it may compute.
-        forward: (module, *args, **kwargs) -> output, or None if the module's own forward has to handle the call.
-        arguments: of its forward; the first two are needed. (): one argument of any name.
-        caches: names of tensors that its calls set.
-    """
-
-    name: str
-    needs: tuple[str, ...]
-    encodings: Callable[[Any], list[tuple[str, Any, dict[str, Any]]]]
-    forward: Callable[..., Tensor | None]
-    arguments: tuple[str, ...] = ()
-    caches: tuple[str, ...] = ()
+    name: str  # and its library
+    needs: tuple[str, ...]  # its attributes, all of its tensors among them; those of one dimension hold frequencies
+    encodings: Callable[[Any], list[tuple[str, Any, dict[str, Any]]]]  # module -> [(convention, dim, fields)]
+    forward: Callable[..., Tensor | None]  # as `compute` of `Replacement`
+    arguments: tuple[str, ...] = ()  # of its forward, of which the first two are needed; (): one of any name
+    caches: tuple[str, ...] = ()  # names of tensors that its calls set
 
 
 def rows_of_timesteps(module: Any, *args: Any, **kwargs: Any) -> Tensor | None:
@@ -93,17 +82,16 @@ def _base_of(frequencies: Tensor) -> float:
     return float(f"{float(values[1]) ** -len(values):.6g}") if is_base else 10000.0
 
 
+def _of_timesteps(module: Any) -> list[tuple[str, Any, dict[str, Any]]]:
+    fields = {"shift": module.downscale_freq_shift, "position_scale": getattr(module, "scale", 1)}
+    return [("adm" if module.flip_sin_to_cos else "ddpm", module.num_channels, fields)]
+
+
 KNOWN = (
     Known(
         "Timesteps (diffusers)",
         needs=("num_channels", "flip_sin_to_cos", "downscale_freq_shift"),
-        encodings=lambda m: [
-            (
-                "adm" if m.flip_sin_to_cos else "ddpm",
-                m.num_channels,
-                {"shift": m.downscale_freq_shift, "position_scale": getattr(m, "scale", 1)},
-            )
-        ],
+        encodings=_of_timesteps,
         forward=rows_of_timesteps,
     ),
     Known(
@@ -115,9 +103,7 @@ KNOWN = (
     Known(
         "PositionalEncoding (torch_geometric)",
         needs=("out_channels", "base_freq", "granularity", "frequency"),
-        encodings=lambda m: [
-            ("t2t", m.out_channels, {"base": 1 / m.base_freq, "position_scale": 1 / m.granularity}),
-        ],
+        encodings=lambda m: [("t2t", m.out_channels, {"base": 1 / m.base_freq, "position_scale": 1 / m.granularity})],
         forward=rows_of_timesteps,
     ),
     Known(
@@ -137,18 +123,19 @@ KNOWN = (
 )
 
 
-def known_of(module: nn.Module) -> list[Replacement] | str | None:
-    """The replacements of a module of a known class, or why it has none; None for any other module."""
+def known_of(module: nn.Module) -> list[Replacement] | None:
+    """The replacements of a module of a known class, of which its outputs show the right one; None for any other
+    module. Raises LeftAlone if there are none."""
     arguments = tuple(inspect.signature(type(module).forward).parameters)[1:]
     known = next((known for known in KNOWN if _is(module, arguments, known)), None)
     if known is None:
         return None
     tensors = {**module._parameters, **module._buffers}
     if any(tensor is not None and tensor.is_meta for tensor in tensors.values()):
-        return "its tensors are on the meta device: load the weights first"
-    reason = depends_on_more(module, (*known.needs, *known.caches))
-    replacements = []
-    for name, dim, fields in [] if reason else known.encodings(module):
+        raise LeftAlone("its tensors are on the meta device: load the weights first")
+    check_members(module, (*known.needs, *known.caches))
+    replacements, reason = [], ""
+    for name, dim, fields in known.encodings(module):
         try:
             encoding: Any = convention(name, dim, **fields)
         except (TypeError, ValueError) as problem:  # a dim that the convention, and its library, do not support
@@ -157,18 +144,20 @@ def known_of(module: nn.Module) -> list[Replacement] | str | None:
         form, calls, options = _verification(module, known, encoding)
         replacements.append(
             Replacement(
-                form=form,
-                encoding=encoding,
-                convention=name_of(encoding, name),
-                compute=known.forward,
-                calls=calls,
+                form,
+                encoding,
+                name_of(encoding, name),
+                known.forward,
+                {"_sinpe_argument": arguments[0], **options},
+                calls,
                 tables=tuple(name for name in known.needs if name in module._buffers),
-                options={"_sinpe_argument": arguments[0], **options},
                 error=max([1.0, *(float(factor.abs()) for factor in module.parameters())]),
                 caches=known.caches,
             )
         )
-    return replacements or reason
+    if not replacements:
+        raise LeftAlone(reason)
+    return replacements
 
 
 def _is(module: nn.Module, arguments: tuple[str, ...], known: Known) -> bool:
@@ -191,25 +180,23 @@ def _verification(module: Any, known: Known, encoding: Any) -> tuple[str, list[C
     if known.forward is shaped_rows:
         axes = encoding.ndim if isinstance(encoding, GridEncoding) else 1
         x = torch.ones(3, *(9, 14, 8)[:axes], encoding.dim, device=device)
-        calls = [Call((x.to(dtype),), position=14, reported=dtype == torch.float32) for dtype in DTYPES]
-        calls += [Call((x[tuple([slice(1)] * (axes + 1))],), position=1), Call((x,), position=14, training=True)]
+        calls = [Call((x.to(dtype),), 14, reported=dtype == torch.float32) for dtype in DTYPES]
+        calls += [Call((x[tuple([slice(1)] * (axes + 1))],), 1), Call((x,), 14, training=True)]
         return "rows for the shape of x", calls, {}
     if known.forward is scaled_rows:
         x, pos = torch.zeros(2, 2048, encoding.dim, device=device), torch.tensor([5, 0, 999, 31], device=device)
-        calls = [Call((x[:, :length],), position=length, reported=True) for length in (1, 7, 2048)]
-        calls += [Call((x,), {"pos": each}, position=1000) for each in (pos, pos + 0.25)]
-        calls += [Call((x[:, :7],), position=7, training=True)]
+        calls = [Call((x[:, :length],), length, reported=True) for length in (1, 7, 2048)]
+        calls += [Call((x, pos), 1000), Call((x, pos + 0.25), 1000), Call((x[:, :7],), 7, training=True)]
         return "scale * rows for the length of x", calls, {}
     most = max(1.0, abs(float(encoding.position_scale)))  # models with a scale have timesteps from 0 to 1
     steps = torch.arange(1001.0, device=device) / most
     fractions = torch.tensor([0.0, 0.5, 1.0, 1.75, 3.0], device=device) / most
-    calls = [Call((steps,), position=1000 / most, reported=True), Call((fractions[:1],))]
-    calls += [Call((steps * factor,), position=9000 / most) for factor in (9, -6)]  # far from the usual range
+    calls = [Call((steps,), 1000 / most, reported=True), Call((fractions[:1],), 0)]
+    calls += [Call((steps * factor,), 9000 / most) for factor in (9, -6)]  # far from the usual range
     dtypes = _dtypes(module, device)
     # 16 bits round fractions up, too.
-    calls += [Call((fractions.to(dtype),), position=4 / most, reported=dtype == torch.float32) for dtype in dtypes]
-    calls += [Call((fractions,), position=4 / most, training=True)]
-    return "rows of timesteps", calls, {"_sinpe_dtypes": dtypes}
+    calls += [Call((fractions.to(dtype),), 4 / most, reported=dtype == torch.float32) for dtype in dtypes]
+    return "rows of timesteps", [*calls, Call((fractions,), 4 / most, training=True)], {"_sinpe_dtypes": dtypes}
 
 
 def _dtypes(module: Any, device: torch.device) -> dict[torch.dtype, torch.dtype]:

@@ -13,10 +13,9 @@ import functools
 import math
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,63 +29,56 @@ DROPOUT = 0.5  # probability in calls in training mode
 CLOSE = 2.0**-20  # relative error of frequencies in float32
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call by which a replacement is compared with the module.
-
-    Attributes:
-        args, kwargs: its arguments.
-        position: the largest position that it uses.
-        training: whether it is made in training mode, with dropout and gradients.
-        reported: whether its difference counts for the report.
-        may_fail: whether the module may raise, as for a sequence longer than its table.
-    """
+class Call(NamedTuple):
+    """A call by which a replacement is compared with the module."""
 
     args: tuple[Tensor, ...]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    position: float = 0.0
-    training: bool = False
-    reported: bool = False
-    may_fail: bool = False
+    position: float  # the largest that it uses
+    training: bool = False  # with dropout and gradients
+    reported: bool = False  # whether its difference counts for the report
+    may_fail: bool = False  # as with a sequence longer than the table
 
 
-@dataclass(frozen=True)
-class Replacement:
-    """A possible replacement of a module, not yet verified.
+class Replacement(NamedTuple):
+    """A possible replacement of a module, not yet verified."""
 
-    Attributes:
-        form: what the module does with the rows, as a short text.
-        encoding, convention: the encoding and its name.
-        compute: (module, *args, **kwargs) -> output, or None if the module's own forward has to handle the call.
-        calls: the calls whose outputs must agree.
-        tables: names of the tensors that hold rows (positions, channels), their transpose, or frequencies.
-        options: attributes of the module that `compute` reads; their names begin with _sinpe_.
-        error: factor of the error of an angle in the output.
-        dtype: that of the table.
-        caches: names of tensors that a call may set.
-    """
-
-    form: str
+    form: str  # what the module does with the rows, as a short text
     encoding: Encoding | GridEncoding
-    convention: str
+    convention: str  # name of the encoding
+    # (module, *args, **kwargs) -> output; None: the module's own forward has to handle the call
     compute: Callable[..., Tensor | None]
-    calls: list[Call]
-    tables: tuple[str, ...]
-    options: Mapping[str, Any]
-    error: float = 1.0
-    dtype: torch.dtype = torch.float32
-    caches: tuple[str, ...] = ()
+    options: dict[str, Any]  # attributes of the module that `compute` reads; their names begin with _sinpe_
+    calls: list[Call]  # those whose outputs must agree
+    tables: tuple[str, ...]  # names of tensors with rows (positions, channels), their transpose, or frequencies
+    dtype: torch.dtype = torch.float32  # of the tables
+    error: float = 1.0  # factor of the error of an angle in the output
+    caches: tuple[str, ...] = ()  # names of tensors that a call may set
 
 
-class Differs(Exception):
-    """Raised if a replacement and its module differ; the message says how."""
+class LeftAlone(Exception):
+    """Raised for a module that cannot be replaced; the message says why."""
+
+
+def first_verified(module: nn.Module, replacements: list[list[Replacement]]) -> tuple[Replacement, Any, float]:
+    """(the replacement, a copy of the module with it, its difference) of the first list in which one agrees with the
+    module; of several in a list, the one with the smallest difference. Raises LeftAlone if there is none."""
+    reason = ""
+    for alternatives in replacements:
+        agreeing = []
+        for replacement in alternatives:
+            try:
+                agreeing.append((replacement, *verified(module, replacement)))
+            except Exception as problem:
+                reason = reason or in_short(problem)
+        if agreeing:
+            return min(agreeing, key=lambda result: result[2])
+    raise LeftAlone(reason)
 
 
 def verified(module: nn.Module, replacement: Replacement) -> tuple[Any, float]:
     """(a copy of the module with the replacement, the largest difference of its outputs from the module's).
 
-    Raises Differs if outputs differ by more than rounding errors, or if the module also does something else, and
-    whatever its forward raises.
+    Raises LeftAlone if they differ by more than rounding errors, or if the module also does something else.
     """
     new, ignored = isolated_copy(module), {*replacement.tables, *replacement.caches}
     names, state = members(module).keys(), settings(module, ignored)
@@ -109,7 +101,7 @@ def verified(module: nn.Module, replacement: Replacement) -> tuple[Any, float]:
                 continue
             raise
         if members(old).keys() != names or settings(old, ignored) != state or any(map(different, before, again)):
-            raise Differs("its forward changes the module: it keeps a state from call to call")
+            raise LeftAlone("its forward changes the module: it keeps a state from call to call")
         after = run(new, call)
         compare(before, after, call, replacement)
         if call.reported and before[0].numel():
@@ -147,15 +139,15 @@ class Swapped:
         super()._load_from_state_dict(state, prefix, *rest)  # type: ignore[misc]
         for name in self._sinpe_tables:
             loaded, held = state.get(prefix + name), members(self).get(name)
-            if isinstance(loaded, Tensor) and not loaded.is_meta and held is not None and held.shape == loaded.shape:
-                if not _holds(loaded.detach().cpu(), self._sinpe_encoding, self._sinpe_transposed):
-                    warnings.warn(
-                        f"{prefix}{name}: the checkpoint's table is not the encoding that this module was swapped "
-                        f"for, {self._sinpe_encoding!r}; the module keeps its own encoding. Load the checkpoint "
-                        "before the swap",
-                        UserWarning,
-                        stacklevel=2,
-                    )
+            if not isinstance(loaded, Tensor) or loaded.is_meta or held is None or loaded.shape != held.shape:
+                continue
+            if not _holds(loaded.detach().cpu(), self._sinpe_encoding, self._sinpe_transposed):
+                warnings.warn(
+                    f"{prefix}{name}: the checkpoint's table is not the encoding that this module was swapped for, "
+                    f"{self._sinpe_encoding!r}; the module keeps its own encoding. Load the checkpoint before the swap",
+                    UserWarning,
+                    stacklevel=2,
+                )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The class is created at run time, but its base and the function can be imported.
@@ -235,12 +227,13 @@ def has_changed(module: Any) -> bool:
     return False
 
 
-def depends_on_more(module: nn.Module, known: Iterable[str | None]) -> str:
-    """Why a replacement would not follow a module with other tensors, layers, containers or objects than the known
-    ones; "" if it has none."""
+def check_members(module: nn.Module, known: Iterable[str | None]) -> None:
+    """Raises LeftAlone for a module with other tensors, layers, containers or objects than the known ones, which a
+    replacement would not follow."""
     others = {key: value for key, value in members(module).items() if key not in known and not _is_simple(value)}
     named = [f"`{k}` ({type(v).__name__})" for k, v in others.items() if type(v) not in (nn.Dropout, nn.Identity)]
-    return f"the module has {', '.join(named[:4])}, too, on which its forward may depend" if named else ""
+    if named:
+        raise LeftAlone(f"the module has {', '.join(named[:4])}, too, on which its forward may depend")
 
 
 def _is_simple(value: Any) -> bool:
@@ -254,9 +247,8 @@ def _is_simple(value: Any) -> bool:
 def isolated_copy(module: Any) -> Any:
     """A deep copy of a module in evaluation mode and without hooks: running it does not affect the module."""
     # deepcopy would also copy the objects to which hooks are bound; it takes what is in the memo as copied already.
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    excluded = [vars(each)[name] for each in module.modules() for name in hooks]
-    return copy.deepcopy(module, {id(each): type(each)() for each in excluded}).eval()
+    hooks = [value for each in module.modules() for name, value in vars(each).items() if name.endswith("_hooks")]
+    return copy.deepcopy(module, {id(each): type(each)() for each in hooks}).eval()
 
 
 def run(module: Any, call: Call) -> list[Any]:
@@ -269,11 +261,11 @@ def run(module: Any, call: Call) -> list[Any]:
         # torch.manual_seed would seed the generators of all devices.
         cuda = args[0].device.type == "cuda"
         (torch.cuda.default_generators[args[0].device.index] if cuda else torch.default_generator).manual_seed(0)
-        output = module.forward(*args, **call.kwargs)
+        output = module.forward(*args)
     if not isinstance(output, Tensor):
-        raise Differs(f"its output is {type(output).__name__}, not a tensor")
+        raise LeftAlone(f"its output is {type(output).__name__}, not a tensor")
     if any(map(different, args, call.args)):
-        raise Differs("its forward writes to its argument in place")
+        raise LeftAlone("its forward writes to its argument in place")
     leaves = [leaf for leaf in (*args, *module.parameters()) if leaf.requires_grad]
     if not call.training or not output.requires_grad:
         return [output]
@@ -282,17 +274,17 @@ def run(module: Any, call: Call) -> list[Any]:
 
 
 def compare(before: list[Any], after: list[Any], call: Call, replacement: Replacement) -> None:
-    """Compares the results of `run` of a module and of its replacement. Raises Differs if they differ by more than
+    """Compares the results of `run` of a module and of its replacement. Raises LeftAlone if they differ by more than
     rounding errors explain."""
     dtypes = [before[0].dtype, replacement.dtype, *(arg.dtype for arg in call.args)]
     rounding = 4 * max(ROUNDING.get(dtype, 0.0) for dtype in dtypes)
     limit = replacement.error * allowed(replacement.encoding, call.position, torch.int64) + rounding
     mode = " in training" if call.training else ""
     if how := different(before[0], after[0], rounding, limit):
-        raise Differs(f"its output would differ{mode} {how}")
+        raise LeftAlone(f"its output would differ{mode} {how}")
     for one, other in zip_longest(before[1:], after[1:]):
         if how := different(one, other, rounding, limit * before[0].numel()):
-            raise Differs(f"its gradients would differ {how}")
+            raise LeftAlone(f"its gradients would differ {how}")
 
 
 def different(old: Any, new: Any, relative: float = 0.0, absolute: float = 0.0) -> str:
@@ -328,6 +320,7 @@ def trials(devices: Iterable[torch.device]) -> Iterator[None]:
         yield
 
 
-def in_short(problem: BaseException) -> str:
-    """The type and the first line of an exception."""
-    return f"{type(problem).__name__}: {(str(problem).strip().splitlines() or [''])[0][:160]}"
+def in_short(problem: Exception) -> str:
+    """The reason of LeftAlone; the type and the first line of another exception."""
+    line = (str(problem).strip().splitlines() or [""])[0]
+    return line if isinstance(problem, LeftAlone) else f"a call of it failed: {type(problem).__name__}: {line[:160]}"

@@ -18,7 +18,7 @@ from ..encodings.encoding import Encoding
 from ..functional import add
 from ..modules import shared
 from ..reference.tiles import widest
-from .replace import Call, Replacement, depends_on_more, in_short, isolated_copy, only_argument
+from .replace import Call, LeftAlone, Replacement, check_members, in_short, isolated_copy, only_argument
 from .tables import Table
 
 # Layouts of x: its dimensions, B for the batch, L for the sequence, C for the channels.
@@ -55,24 +55,21 @@ def added_rows(module: Any, *args: Any, **kwargs: Any) -> Tensor | None:
     return encoded if dropout is None else dropout(encoded)
 
 
-def sums_of(module: nn.Module, held: Table) -> list[Replacement] | str:
-    """The replacements of a module with one table, or why there are none."""
+def sums_of(module: nn.Module, held: Table) -> list[Replacement]:
+    """The replacements of a module with one table. Raises LeftAlone if there are none."""
     arguments = tuple(inspect.signature(type(module).forward).parameters)[1:]
     single = [name for name, value in module._parameters.items() if value is not None and value.numel() == 1]
     learned = single[0] if single else None
-    reason = _excluded(module, held, learned, arguments)
-    if reason:
-        return reason
-    replacements = []
+    _check(module, held, learned, arguments)
+    replacements, reason = [], ""
     for name, layout in LAYOUTS.items():
         try:
             a, b = _factors(module, held, layout, learned)
         except Exception as problem:  # another layout
-            why = str(problem) if isinstance(problem, NoSum) else in_short(problem)
-            reason = reason or f"its forward is not dropout(a * x + b * rows): {why}"
+            reason = reason or f"its forward is not dropout(a * x + b * rows): {in_short(problem)}"
             continue
         if a == 0:
-            return A_LOOKUP
+            raise LeftAlone(A_LOOKUP)
         options = {
             "_sinpe_argument": arguments[0],
             "_sinpe_transposed": held.transposed,
@@ -82,47 +79,46 @@ def sums_of(module: nn.Module, held: Table) -> list[Replacement] | str:
             "_sinpe_follows_x": _follows_x(module, held, layout),
             "_sinpe_fused": False,  # while it is verified, with the same masks
         }
-        dropouts = [name for name, child in module.named_children() if type(child) is nn.Dropout]
-        replacements += [  # whether dropout follows, and by which child, is verified
-            Replacement(
-                form=f"{_times(a)}x + {_times(learned or b)}rows, {name}",
-                encoding=held.encoding,
-                convention=held.convention,
-                compute=added_rows,
-                calls=list(_calls(held, layout)),
-                tables=(held.key,),
-                options={**options, "_sinpe_dropout": dropout},
-                error=2 * max(1.0, abs(b)),
-                dtype=held.tensor.dtype,
+        form, calls = f"{_times(a)}x + {_times(learned or b)}rows, {name}", list(_calls(held, layout))
+        # Whether dropout follows, and by which child, is verified.
+        for dropout in (*(name for name, child in module.named_children() if type(child) is nn.Dropout), None):
+            replacements.append(
+                Replacement(
+                    form,
+                    held.encoding,
+                    held.convention,
+                    added_rows,
+                    {**options, "_sinpe_dropout": dropout},
+                    calls,
+                    tables=(held.key,),
+                    dtype=held.tensor.dtype,
+                    error=2 * max(1.0, abs(b)),
+                )
             )
-            for dropout in (*dropouts, None)
-        ]
-    return replacements or reason
+    if not replacements:
+        raise LeftAlone(reason)
+    return replacements
 
 
-def _excluded(module: nn.Module, held: Table, learned: str | None, arguments: tuple[str, ...]) -> str:
-    """Why a module cannot be a sum that this library computes; "" if it may be one."""
+def _check(module: nn.Module, held: Table, learned: str | None, arguments: tuple[str, ...]) -> None:
+    """Raises LeftAlone for a module that cannot be a sum that this library computes."""
     if held.tensor.requires_grad:
-        return "it is trained (requires_grad=True): freeze it first if it is meant to be fixed"
+        raise LeftAlone("it is trained (requires_grad=True): freeze it first if it is meant to be fixed")
     if isinstance(module, nn.Embedding):
-        return A_LOOKUP
-    if depends_on_more(module, (held.key, learned)):
-        return depends_on_more(module, (held.key, learned))
+        raise LeftAlone(A_LOOKUP)
+    check_members(module, (held.key, learned))
     if len(arguments) != 1:
-        return f"its forward takes {', '.join(arguments) or 'nothing'}, not x alone; {A_LOOKUP}"
+        raise LeftAlone(f"its forward takes {', '.join(arguments) or 'nothing'}, not x alone; {A_LOOKUP}")
     if not isinstance(held.encoding, Encoding):
-        return "sums with grids are not replaced"
+        raise LeftAlone("sums with grids are not replaced")
     if not held.is_whole:
-        return "some rows of it are zero, or not those of the encoding"
-    return "that is too short to find what its forward does" if len(held.rows) < LENGTH else ""
-
-
-class NoSum(Exception):
-    """Raised if an output is not a x + b rows; the message says why."""
+        raise LeftAlone("some rows of it are zero, or not those of the encoding")
+    if len(held.rows) < LENGTH:
+        raise LeftAlone("that is too short to find what its forward does")
 
 
 def _factors(module: Any, held: Table, layout: str, learned: str | None) -> tuple[float, float]:
-    """(a, b) such that the module returns a x + b rows for x of this layout. Raises NoSum, or what forward raises."""
+    """(a, b) such that the module returns a x + b rows for x of this layout. Raises LeftAlone if there are none."""
     x = _noise(held, layout, BATCH, LENGTH, widest(held.tensor.device))
     rows = held.rows[:LENGTH].T if layout.index("C") < layout.index("L") else held.rows[:LENGTH]
     rows = (rows.unsqueeze(layout.index("B")) if "B" in layout else rows).expand(x.shape)
@@ -133,17 +129,17 @@ def _factors(module: Any, held: Table, layout: str, learned: str | None) -> tupl
             getattr(tried, learned).fill_(value)
         output = tried.forward(x.clone())
         if not isinstance(output, Tensor) or not output.is_floating_point():
-            raise NoSum("it returns something else")
+            raise LeftAlone("it returns something else")
         columns = torch.stack([x.reshape(-1), rows.reshape(-1)], 1).cpu().double()
         result = output.expand(x.shape).reshape(-1, 1).cpu().double()
         a, b = (_with_fewest_digits(float(factor)) for factor in torch.linalg.lstsq(columns, result).solution)
         error = float((columns @ columns.new_tensor([[a], [b]]) - result).abs().max())
         if not error <= (1e-6 if output.dtype.itemsize >= 4 else 1e-2) * (1 + abs(a) + abs(b)):
-            raise NoSum(f"the best a and b leave {error:.2g}")
+            raise LeftAlone(f"the best a and b leave {error:.2g}")
         if output.shape != x.shape and a != 0:
-            raise NoSum("it returns something else")
+            raise LeftAlone("it returns something else")
         if b == 0 or (learned and b != value):
-            raise NoSum(f"b is not `{learned}`" if learned else "it adds no rows")
+            raise LeftAlone(f"b is not `{learned}`" if learned else "it adds no rows")
     return a, b
 
 
@@ -162,22 +158,17 @@ def _calls(held: Table, layout: str) -> Iterator[Call]:
     count, dim = held.rows.shape
     own, first = held.tensor.dtype, abs(held.encoding.start)  # type: ignore[union-attr, arg-type]
     longest = max(1, min(count, LONGEST // dim))
-    for batch, length, dtypes in (
-        (BATCH, LENGTH, DTYPES),
-        (1, 1, DTYPES),
-        (2, min(count, 37), DTYPES),
-        (1, longest, (own,)),
-    ):
-        for dtype in dtypes:
-            x = _noise(held, layout, batch, length, dtype)
-            yield Call((x,), position=first + length, reported=dtype == own)
-    yield Call((_noise(held, layout, 1, count + 1, own),), position=first + count + 1, may_fail=True)
-    yield Call((_noise(held, layout, BATCH, LENGTH, own),), position=first + LENGTH, training=True)
+    for batch, length in ((BATCH, LENGTH), (1, 1), (2, min(count, 37))):
+        for dtype in DTYPES:
+            yield Call((_noise(held, layout, batch, length, dtype),), first + length, reported=dtype == own)
+    yield Call((_noise(held, layout, 1, longest, own),), first + longest, reported=True)
+    yield Call((_noise(held, layout, 1, count + 1, own),), first + count + 1, may_fail=True)
+    yield Call((_noise(held, layout, BATCH, LENGTH, own),), first + LENGTH, training=True)
     x = _noise(held, layout, BATCH, LENGTH, torch.float32)
     sequence = x.movedim((layout.index("L"), layout.index("C")), (0, -1))
     sequence[0], sequence[1] = 0.0, 1.0
     sequence[2] = torch.tensor(SPECIAL).repeat(dim)[:dim].to(x)
-    yield Call((x,), position=first + LENGTH)
+    yield Call((x,), first + LENGTH)
 
 
 def _noise(held: Table, layout: str, batch: int, length: int, dtype: torch.dtype) -> Tensor:

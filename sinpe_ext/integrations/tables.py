@@ -18,6 +18,7 @@ from ..encodings.catalogue import convention
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..identification import identify
+from .replace import LeftAlone
 
 SINUSOIDAL = re.compile(r"sinus|sin_?cos|sine_?pos|pos\w*sine", re.IGNORECASE)
 ROTARY = re.compile(r"rotary|rope|inv_freq", re.IGNORECASE)
@@ -27,52 +28,41 @@ IRREGULAR = 0.01  # fraction of its energy by which an element may differ from t
 
 
 class Table(NamedTuple):
-    """A tensor of a module that holds an encoding.
+    """A tensor of a module that holds an encoding."""
 
-    Attributes:
-        key: its name in the module.
-        tensor: the tensor itself.
-        rows: (positions, channels), its values.
-        transposed: whether the tensor has the channels first, (channels, positions).
-        encoding, convention: the encoding, with exact angles, and its name.
-        is_whole: whether all rows are those of the encoding; not if there are rows of zeros, or a class token.
-    """
-
-    key: str
+    key: str  # its name in the module
     tensor: Tensor
-    rows: Tensor
-    transposed: bool
-    encoding: Encoding | GridEncoding
-    convention: str
-    is_whole: bool
+    rows: Tensor  # (positions, channels), its values
+    transposed: bool  # whether the tensor has the channels first, (channels, positions)
+    encoding: Encoding | GridEncoding  # with exact angles
+    convention: str  # name of the encoding
+    is_whole: bool  # whether all rows are those of the encoding; not if there are rows of zeros, or a class token
 
     def __str__(self) -> str:
         return f"`{self.key}` holds {self.convention}, {len(self.rows)} rows"
 
 
-def tables_of(module: nn.Module) -> tuple[list[Table], str]:
-    """(the tables of a module, why there is none although a name suggests one, or "")."""
-    tables, kind = [], type(module).__name__
-    is_named = SINUSOIDAL.search(kind) and not ROTARY.search(kind) and not module._modules
-    reason = "it looks sinusoidal by its name; its class is not known, and no table was recognized" if is_named else ""
+def tables_of(module: nn.Module) -> list[Table]:
+    """The tables of a module. Raises LeftAlone if there is none, although the name of the module or of a tensor
+    suggests one."""
+    tables, reason, kind = [], "", type(module).__name__
+    if SINUSOIDAL.search(kind) and not ROTARY.search(kind) and not module._modules:
+        reason = "it looks sinusoidal by its name; its class is not known, and no table was recognized"
     for key, tensor in {**module._parameters, **module._buffers, **vars(module)}.items():
-        if (
-            type(tensor) not in (Tensor, nn.Parameter)
-            or not tensor.is_floating_point()
-            or tensor.layout != torch.strided
-            or not 2 <= tensor.dim() <= 4
-            or ROTARY.search(f"{kind}_{key}")
-        ):
+        is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
+        if not is_plain or not tensor.is_floating_point() or not 2 <= tensor.dim() <= 4:
             continue
-        if tensor.is_meta:
-            if not tensor.requires_grad and POSITIONAL.search(f"{kind}_{key}"):
-                reason = "its table is on the meta device: load the weights first"
-            continue
-        table = _read(key, tensor)
-        tables += [table] if table else []
-        if not table and type(tensor) is Tensor and SINUSOIDAL.search(f"{kind}_{key}"):
+        name = f"{kind}_{key}"
+        if tensor.is_meta and POSITIONAL.search(name) and not tensor.requires_grad:
+            reason = "its table is on the meta device: load the weights first"
+        table = None if tensor.is_meta or ROTARY.search(name) else _read(key, tensor)
+        if table is not None:
+            tables.append(table)
+        elif not tensor.is_meta and type(tensor) is Tensor and SINUSOIDAL.search(name):
             reason = f"`{key}` is no convention that identify knows: {identify(tensor).reason}"
-    return sorted(tables, key=lambda table: table.tensor.requires_grad), reason
+    if reason and not tables:
+        raise LeftAlone(reason)
+    return sorted(tables, key=lambda table: table.tensor.requires_grad)
 
 
 def _read(key: str, tensor: Tensor) -> Table | None:

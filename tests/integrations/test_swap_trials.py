@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import sinpe_ext as sinpe
 from sinpe_ext.integrations import swap
-from sinpe_ext.integrations.replace import Call, Differs, Replacement, compare
+from sinpe_ext.integrations.replace import Call, LeftAlone, Replacement, compare
 
 # The float32 error of the angle of the last row and of sine and cosine, then the rounding of sums below 8.
 LIMIT = ROWS * 2.0**-22 + 2.0**-23 + 2.0**-21
@@ -208,15 +208,15 @@ def test_factor_that_is_rounded_in_16_bits() -> None:
 def test_nan_and_inf_differ_from_finite_values() -> None:
     """In both directions; equal non-finite values do not differ."""
     values = (1.0, float("inf"), -float("inf"), float("nan"))
-    encoding, call = sinpe.Encoding(DIM), Call((torch.zeros(2),))
-    replacement = Replacement("", encoding, "", lambda module: None, [call], (), {})
+    encoding, call = sinpe.Encoding(DIM), Call((torch.zeros(2),), 0)
+    replacement = Replacement("", encoding, "", lambda module: None, {}, [call], ())
     for at, old in enumerate(values):
         for also_at, new in enumerate(values):
             pair = [torch.tensor([0.0, old])], [torch.tensor([0.0, new])]
             if at == also_at:
                 compare(*pair, call, replacement)
                 continue
-            with pytest.raises(Differs, match="its output would differ"):
+            with pytest.raises(LeftAlone, match="its output would differ"):
                 compare(*pair, call, replacement)
 
 
