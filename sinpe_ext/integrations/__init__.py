@@ -19,7 +19,7 @@ from ..encodings.grid import GridEncoding
 from ..encodings.values import choice
 from ..torch_state import standard_operators as standard_operators
 from .known import known_of
-from .replace import LeftAlone, Replacement, Swapped, apply_replacement, first_verified, in_short, trials
+from .replace import Replacement, Swapped, apply_replacement, first_verified, in_short, trials
 from .sums import sums_of
 from .tables import Table, tables_of
 
@@ -217,13 +217,11 @@ def _examined(module: nn.Module, name: str, angle: str) -> tuple[Swap | None, An
                 return None, None
             facts |= {"encoding": tables[0].encoding, "convention": tables[0].convention}
             replacements = sums_of(module, tables[0])
-        if "forward" in vars(module):
-            raise LeftAlone("its forward is replaced in the instance (offloading hooks do that): swap before that")
-        best = first_verified(module, [_with_angles(replacement, angle) for replacement in replacements])
+        alternatives = [_with_angles(replacement, angle) for replacement in replacements]
+        used, copied, difference = first_verified(module, alternatives)
     except Exception as problem:
         reason = "; ".join([*map(str, tables[:1]), in_short(problem), *map(str, tables[1:4])])
         return Swap(**facts, swapped=False, reason=reason), None
-    used, copied, difference = best
     facts |= {"encoding": used.encoding, "convention": used.convention, "form": used.form}
     return Swap(**facts, swapped=True, difference=difference), copied
 

@@ -125,7 +125,7 @@ KNOWN = (
 
 def known_of(module: nn.Module) -> list[Replacement] | None:
     """The replacements of a module of a known class, of which its outputs show the right one; None for any other
-    module. Raises LeftAlone if there are none."""
+    module. Raises LeftAlone, or ValueError for a width that the convention does not support."""
     arguments = tuple(inspect.signature(type(module).forward).parameters)[1:]
     known = next((known for known in KNOWN if _is(module, arguments, known)), None)
     if known is None:
@@ -134,13 +134,9 @@ def known_of(module: nn.Module) -> list[Replacement] | None:
     if any(tensor is not None and tensor.is_meta for tensor in tensors.values()):
         raise LeftAlone("its tensors are on the meta device: load the weights first")
     check_members(module, (*known.needs, *known.caches))
-    replacements, reason = [], ""
+    replacements = []
     for name, dim, fields in known.encodings(module):
-        try:
-            encoding: Any = convention(name, dim, **fields)
-        except (TypeError, ValueError) as problem:  # a dim that the convention, and its library, do not support
-            reason = str(problem)
-            continue
+        encoding = convention(name, dim, **fields)
         form, calls, options = _verification(module, known, encoding)
         replacements.append(
             Replacement(
@@ -155,8 +151,6 @@ def known_of(module: nn.Module) -> list[Replacement] | None:
                 caches=known.caches,
             )
         )
-    if not replacements:
-        raise LeftAlone(reason)
     return replacements
 
 

@@ -228,8 +228,10 @@ def has_changed(module: Any) -> bool:
 
 
 def check_members(module: nn.Module, known: Iterable[str | None]) -> None:
-    """Raises LeftAlone for a module with other tensors, layers, containers or objects than the known ones, which a
-    replacement would not follow."""
+    """Raises LeftAlone for a module with another forward than its class's, or with other tensors, layers, containers or
+    objects than the known ones, which a replacement would not follow."""
+    if "forward" in vars(module):
+        raise LeftAlone("its forward is replaced in the instance (offloading hooks do that): swap before that")
     others = {key: value for key, value in members(module).items() if key not in known and not _is_simple(value)}
     named = [f"`{k}` ({type(v).__name__})" for k, v in others.items() if type(v) not in (nn.Dropout, nn.Identity)]
     if named:

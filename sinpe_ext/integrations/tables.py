@@ -6,7 +6,6 @@ millisecond, and `identify` decides about the others.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..agreement import agrees
-from ..encodings.catalogue import convention
+from ..encodings.catalogue import convention, conventions
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..identification import identify
@@ -88,15 +87,13 @@ def _read(key: str, tensor: Tensor) -> Table | None:
 
 def name_of(encoding: Encoding | GridEncoding, name: str) -> str:
     """The name of a convention and the fields in which the encoding differs from it; the repr of other encodings."""
-    try:
-        usual: Any = convention(name, encoding.dim)
-    except ValueError:  # "custom"
+    if name not in conventions():
         return repr(encoding)
+    usual: Any = convention(name, encoding.dim)
     one, other = (each.axes[0] if isinstance(each, GridEncoding) else each for each in (encoding, usual))
-    fields = [each.name for each in dataclasses.fields(Encoding) if each.name not in ("dim", "angle", "frequencies")]
-    changed = [each for each in fields if getattr(one, each) != getattr(other, each)]
-    values = [value if isinstance(value := getattr(one, each), str) else f"{float(value):.6g}" for each in changed]
-    return ", ".join([name, *(f"{each} {value}" for each, value in zip(changed, values, strict=True))])
+    numbers = ("base", "start", "position_scale", "amplitude", "shift")
+    changed = [field for field in numbers if getattr(one, field) != getattr(other, field)]
+    return ", ".join([name, *(f"{field} {float(getattr(one, field)):.6g}" for field in changed)])
 
 
 @torch.no_grad()
