@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from ..encodings.encoding import Encoding
 from ..functional import add
 from ..modules import shared
-from ..reference.tiles import widest
 from .replace import Call, LeftAlone, Replacement, check_members, in_short, isolated_copy, only_argument
 from .tables import Table
 
@@ -104,7 +103,7 @@ def _check(module: nn.Module, held: Table, learned: str | None, arguments: tuple
     """Raises LeftAlone for a module that cannot be a sum that this library computes."""
     if held.tensor.requires_grad:
         raise LeftAlone("it is trained (requires_grad=True): freeze it first if it is meant to be fixed")
-    if isinstance(module, nn.Embedding):
+    if type(module).forward is nn.Embedding.forward:
         raise LeftAlone(A_LOOKUP)
     check_members(module, (held.key, learned))
     if len(arguments) != 1:
@@ -119,7 +118,7 @@ def _check(module: nn.Module, held: Table, learned: str | None, arguments: tuple
 
 def _factors(module: Any, held: Table, layout: str, learned: str | None) -> tuple[float, float]:
     """(a, b) such that the module returns a x + b rows for x of this layout. Raises LeftAlone if there are none."""
-    x = _noise(held, layout, BATCH, LENGTH, widest(held.tensor.device))
+    x = _noise(held, layout, BATCH, LENGTH, torch.float64)
     rows = held.rows[:LENGTH].T if layout.index("C") < layout.index("L") else held.rows[:LENGTH]
     rows = (rows.unsqueeze(layout.index("B")) if "B" in layout else rows).expand(x.shape)
     a = b = 0.0
@@ -128,7 +127,7 @@ def _factors(module: Any, held: Table, layout: str, learned: str | None) -> tupl
         if learned:
             getattr(tried, learned).fill_(value)
         output = tried.forward(x.clone())
-        if not isinstance(output, Tensor) or not output.is_floating_point():
+        if not isinstance(output, Tensor) or not output.is_floating_point() or not _fits(output.shape, x.shape):
             raise LeftAlone("it returns something else")
         columns = torch.stack([x.reshape(-1), rows.reshape(-1)], 1).cpu().double()
         result = output.expand(x.shape).reshape(-1, 1).cpu().double()
@@ -141,6 +140,12 @@ def _factors(module: Any, held: Table, layout: str, learned: str | None) -> tupl
         if b == 0 or (learned and b != value):
             raise LeftAlone(f"b is not `{learned}`" if learned else "it adds no rows")
     return a, b
+
+
+def _fits(shape: torch.Size, whole: torch.Size) -> bool:
+    """Whether a tensor can be expanded to a shape."""
+    pairs = zip(reversed(shape), reversed(whole), strict=False)
+    return len(shape) <= len(whole) and all(length in (1, expanded) for length, expanded in pairs)
 
 
 def _with_fewest_digits(value: float) -> float:

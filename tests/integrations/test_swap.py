@@ -20,6 +20,7 @@ from swap_modules import (
     OneSequence,
     Scaled,
     SequenceFirst,
+    usual,
 )  # fmt: skip
 from torch import Tensor, nn
 
@@ -255,3 +256,20 @@ def test_under_autocast_and_without_gradients() -> None:
     x = torch.randn(2, 3, DIM, requires_grad=True)
     model.eval()(x).sum().backward()
     assert torch.equal(x.grad, torch.full_like(x, 4.0))
+
+
+class Inherits(nn.Embedding):
+    """An nn.Embedding by inheritance, and a sum by its forward."""
+
+    def __init__(self) -> None:
+        super().__init__(ROWS, DIM, _weight=usual(), _freeze=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.weight[: x.size(1)]
+
+
+def test_forward_decides_not_the_base_class() -> None:
+    new, x = Inherits(), torch.randn(2, 9, DIM)
+    (entry,) = swap(new, strict=True)
+    assert entry.form == "x + rows, batch first" and isinstance(new, nn.Embedding)
+    assert torch.equal(new(x), sinpe.add(x))
