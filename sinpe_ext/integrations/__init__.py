@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..encodings.encoding import Encoding
@@ -184,7 +185,8 @@ def swap(
     examined = []
     with trials({tensor.device for tensor in (*model.parameters(), *model.buffers())}):
         for name, module in model.named_modules():
-            if not any(fnmatchcase(name, pattern) for pattern in patterns):
+            is_skipped = any(fnmatchcase(name, pattern) for pattern in patterns)
+            if not is_skipped and not isinstance(module, torch.jit.ScriptModule):
                 examined.append((module, *_examined(module, name, angle)))
     report = Report([entry for _, entry, _ in examined if entry is not None], model)
     left = [entry for entry in report.left if entry.reason != ALREADY]

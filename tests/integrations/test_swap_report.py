@@ -198,6 +198,14 @@ def test_report() -> None:
     assert "(the model itself)" in str(swap(BatchFirst()))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_script_modules_are_skipped() -> None:
+    traced = torch.jit.trace(BatchFirst(0.0).eval(), torch.zeros(2, 5, DIM))
+    assert not swap(traced, strict=True)
+    (entry,) = swap(nn.Sequential(traced, BatchFirst()), strict=True)
+    assert entry.name == "1" and entry.swapped
+
+
 def test_no_library_is_imported() -> None:
     code = (
         "import sys, torch, sinpe_ext.integrations as i; i.swap(torch.nn.Transformer(8, 1, 1, 1, 8));"
