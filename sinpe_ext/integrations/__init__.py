@@ -1,8 +1,7 @@
 """Integration with existing models and other runtimes.
 
 `swap` replaces the sinusoidal modules of a model by this library and keeps its checkpoints valid. `standard_operators`
-exports programs for runtimes without this library. transformers and diffusers are not imported: their modules are
-recognized by the names of their classes.
+exports programs for runtimes without this library. Other libraries are not imported.
 """
 
 from __future__ import annotations
@@ -10,19 +9,27 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..encodings.values import choice
 from ..torch_state import standard_operators as standard_operators
-from . import swapping
+from .known import known_of
+from .replace import Replacement, Swapped, apply_replacement, first_verified, in_short, trials
+from .sums import sums_of
+from .tables import Table, tables_of
 
 __all__ = ["Report", "Swap", "standard_operators", "swap"]
 
 ANGLES = ("exact", "float32", "float32_exp", "float32_pow")
+# The modes tried for angle="float32", in this order; the first with the smallest difference is used.
+MODES = ("float32_exp", "float32_pow", "exact")
+ALREADY = "it is swapped already"
 
 
 def __dir__() -> list[str]:
@@ -41,8 +48,8 @@ class Swap:
             or None.
         convention: name of the encoding in `sinpe.conventions()`, or its fields.
         form: what the module does with the rows of the encoding.
-        difference: largest difference between the outputs before and after, over calls with several lengths and over
-            the whole table; nan for a module that was not replaced.
+        difference: largest difference between the outputs before and after, over calls with several lengths, one of
+            them that of the table; nan for a module that was not replaced.
         reason: why the module was not replaced, otherwise "".
     """
 
@@ -61,11 +68,7 @@ class Swap:
         if not self.swapped:
             recognized = f"\n    recognized: {self.convention}" if self.convention else ""
             return f"left     {where}: {kind}\n    {self.reason}{recognized}"
-        angle = _angle_of(self.encoding)
-        return (
-            f"swapped  {where}: {kind}\n    {self.form}; {self.convention}"
-            f"{'' if angle == 'exact' else f', angle {angle}'}; differs by {self.difference:.2g}"
-        )
+        return f"swapped  {where}: {kind}\n    {self.form}; {self.convention}; differs by {self.difference:.2g}"
 
 
 class Report(list[Swap]):
@@ -117,7 +120,7 @@ def swap(
     angle: str = "exact",
     strict: bool = False,
     skip: str | Sequence[str] = (),
-    fuse_dropout: bool = False,
+    fuse_dropout: bool = True,
     dry_run: bool = False,
 ) -> Report:
     """Replaces the sinusoidal modules of a model by this library, and returns a report.
@@ -141,15 +144,15 @@ def swap(
         swapped  1: PositionalEncoding
             x + rows, batch first; paper; differs by 0
 
-    `swap` recognizes the modules of transformers and fairseq that look up rows by token, and the sine embeddings for
-    images of transformers; Timesteps, PatchEmbed and CogVideoXPatchEmbed of diffusers; ScaledSinusoidalEmbedding of
-    x-transformers, the modules of positional-encodings, and the timesteps of DiT and of lucidrains' diffusion models.
-    From any source and with any class name, it also recognizes a frozen nn.Embedding that holds sinusoids, and modules
-    that add or return rows of a table that `identify` recognizes.
+    Two kinds of modules are replaced, under any class name: those that return dropout(a * x + b * rows) for rows of a
+    table that `identify` recognizes, and those that compute rows as Timesteps of diffusers, SinusoidalPosEmb of
+    denoising-diffusion-pytorch, ScaledSinusoidalEmbedding of x-transformers or PositionalEncoding of torch_geometric
+    do. Other modules with a recognized table, such as those that look up its rows (Whisper, Marian, M2M100), are
+    reported and left alone: for a lookup there is nothing to gain.
 
-    Every replacement is verified on a copy first: a module is replaced only if tables and outputs agree, otherwise the
-    entry has the reason. Names in the state dict, parameters, hooks, `isinstance`, signatures and references to the
-    module stay valid. Tables are kept and filled with the values of the encoding.
+    Every replacement is verified on a copy first: a module is replaced only if outputs and gradients agree, otherwise
+    the entry has the reason. The state dict, parameters, hooks, `isinstance`, signatures and references to the module
+    stay valid; a stored table stays in the module as it is, for checkpoints.
 
     Args:
         model: the model to change.
@@ -159,9 +162,9 @@ def swap(
         strict: raise ValueError and change nothing if a recognized module cannot be replaced. A model without
             recognized modules does not raise.
         skip: names of modules to skip, with * and ? as in fnmatch.
-        fuse_dropout: in modules that add rows of a table, apply dropout in the same pass as the sum. This is faster,
-            but the dropout masks are those of this library; by default they are those of torch, as in the original
-            module.
+        fuse_dropout: apply the dropout of a * x + b * rows in the same pass as the sum, several times as fast. Its
+            masks are then those of this library, with the same probability, and differ from torch's for the same
+            seed. If False, the module's own dropout is called.
         dry_run: report what would be done and change nothing.
     Returns:
         a `Report`, a list of `Swap`.
@@ -179,37 +182,58 @@ def swap(
         raise TypeError(f"skip: expected names of modules, got {patterns!r}; pass strings")
     if not inplace and not dry_run:
         model = copy.deepcopy(model)
-    plans = swapping.plans(model, angle, patterns, {"_sinpe_fused": bool(fuse_dropout)})
-    report = Report([_entry(plan) for plan in plans], model)
-    left = [entry for entry in report.left if entry.reason != swapping.ALREADY]
+    examined = []
+    with trials({tensor.device for tensor in (*model.parameters(), *model.buffers())}):
+        for name, module in model.named_modules():
+            is_skipped = any(fnmatchcase(name, pattern) for pattern in patterns)
+            if not is_skipped and not isinstance(module, torch.jit.ScriptModule):
+                examined.append((module, *_examined(module, name, angle)))
+    report = Report([entry for _, entry, _ in examined if entry is not None], model)
+    left = [entry for entry in report.left if entry.reason != ALREADY]
     if strict and left:
         raise ValueError(
             f"model: expected every sinusoidal module to be replaceable, got {len(left)} that are not; pass "
             "strict=False, or name them in skip\n" + "\n".join(map(str, left))
         )
     if not dry_run:
-        for plan in plans:
-            if plan.tried is not None:
-                swapping.carry_out(plan)
+        for module, _, copied in examined:
+            if copied is not None:
+                copied._sinpe_fused = bool(fuse_dropout)
+                apply_replacement(module, copied)
     return report
 
 
-def _entry(plan: swapping.Plan) -> Swap:
-    """The entry of the report for a planned replacement."""
-    kind = type(plan.module)
-    return Swap(
-        name=plan.name,
-        old_class=f"{kind.__module__}.{kind.__qualname__}",
-        swapped=plan.tried is not None,
-        encoding=plan.encoding,
-        convention=swapping.name_of(plan.encoding),
-        form=plan.form,
-        difference=plan.difference,
-        reason=plan.left,
-    )
+def _examined(module: nn.Module, name: str, angle: str) -> tuple[Swap | None, Any]:
+    """(the entry of a module, or None if it does not look sinusoidal; the copy on which its replacement was verified,
+    or None)."""
+    facts: dict[str, Any] = {"name": name, "old_class": f"{type(module).__module__}.{type(module).__qualname__}"}
+    if isinstance(module, Swapped):
+        known = {"encoding": module._sinpe_encoding, "convention": module._sinpe_convention}
+        return Swap(**facts, swapped=False, reason=ALREADY, **known), None
+    tables: list[Table] = []
+    try:
+        replacements = known_of(module)
+        if replacements is None:
+            tables = tables_of(module)
+            if not tables:
+                return None, None
+            facts |= {"encoding": tables[0].encoding, "convention": tables[0].convention}
+            replacements = sums_of(module, tables[0])
+        alternatives = [_with_angles(replacement, angle) for replacement in replacements]
+        used, copied, difference = first_verified(module, alternatives)
+    except Exception as problem:
+        reason = "; ".join([*map(str, tables[:1]), in_short(problem), *map(str, tables[1:4])])
+        return Swap(**facts, swapped=False, reason=reason), None
+    facts |= {"encoding": used.encoding, "convention": used.convention, "form": used.form}
+    return Swap(**facts, swapped=True, difference=difference), copied
 
 
-def _angle_of(encoding: Any) -> str:
-    """The `angle` of an encoding or of the first axis of a grid; "" for None."""
-    axis = encoding.axes[0] if isinstance(encoding, GridEncoding) else encoding
-    return str(axis.angle) if axis is not None else ""
+def _with_angles(replacement: Replacement, angle: str) -> list[Replacement]:
+    """A replacement in each of the angle modes that are to be tried."""
+    modes = {mode: f", angle {mode}" if mode != "exact" else "" for mode in (MODES if angle == "float32" else (angle,))}
+    exact: Any = replacement.encoding
+    change = exact.with_axes if isinstance(exact, GridEncoding) else exact.replace
+    return [
+        replacement._replace(encoding=change(angle=mode), convention=replacement.convention + suffix)
+        for mode, suffix in modes.items()
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import sys
 from typing import Any
@@ -11,20 +12,27 @@ import torch
 from children import execute
 from swap_modules import (
     DIM,
+    GPT,
     ROWS,
+    Attribute,
     BatchFirst,
     Before,
+    ChannelsFirstGives,
     Functional,
+    Gives,
     Layered,
     Odd,
     Offset,
     Picture,
     SequenceFirst,
     SinusoidalNoise,
+    Sinusoids,
+    Tokens,
     Trained,
+    halves,
     usual,
 )  # fmt: skip
-from torch import nn
+from torch import Tensor, nn
 
 import sinpe_ext as sinpe
 from sinpe_ext.integrations import Report, Swap, swap
@@ -37,7 +45,6 @@ def _wrong(change: str) -> Any:
     forwards = {
         "from the second row": lambda m, x: x + m.pe[:, 1 : 1 + x.size(1)],
         "reversed": lambda m, x: x + m.pe[:, : x.size(1)].flip(1),
-        "subtracted from a multiple": lambda m, x: 3.3 * x + m.pe[:, : x.size(1)],
         "squared": lambda m, x: x * x + m.pe[:, : x.size(1)],
         "times the rows": lambda m, x: x * m.pe[:, : x.size(1)],
         "by the batch's size": lambda m, x: x + m.pe[:, : x.size(1)] * x.size(0),
@@ -53,19 +60,73 @@ def _wrong(change: str) -> Any:
 
 
 WRONG = [
-    "from the second row", "reversed", "subtracted from a multiple", "squared", "times the rows", "by the batch's size",
+    "from the second row", "reversed", "squared", "times the rows", "by the batch's size",
     "the last rows", "normalised", "cut at eight", "without a gradient", "two results", "broken", "always float64",
 ]  # fmt: skip
 LEFT = [
-    *((lambda change=change: _wrong(change), r"is recognized \(.*\), but ") for change in WRONG),
-    (Layered, "layers of its own .*Linear proj"),
+    *((lambda change=change: _wrong(change), "^`pe` holds paper, 60 rows; ") for change in WRONG),
+    (Layered, r"the module has `proj` \(Linear\), too"),
     (Offset, "forward takes x, start"),
     (Functional, "would differ in training"),
     (Before, "would differ in training"),
     (Trained, "trained .*freeze it first"),
-    (Picture, "grids in plain modules"),
+    (Picture, "`pos_embed` holds .*; sums with grids are not replaced"),
     (SinusoidalNoise, "no convention that identify knows"),
 ]
+
+
+class Whisper(nn.Module):
+    """Like Whisper's encoder: an nn.Embedding that holds t2t."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(8, DIM, 3, padding=1)
+        self.embed_positions = nn.Embedding.from_pretrained(halves())
+
+    def forward(self, features: Tensor) -> Tensor:
+        x = self.conv(features).mT
+        return x + self.embed_positions(torch.arange(x.shape[1]))
+
+
+A_LOOKUP = "a lookup of a stored table gains nothing"
+LOOKUPS = {
+    # module, its name in the model, the convention and the rows of its table
+    "frozen embedding": (lambda: nn.Embedding.from_pretrained(usual()), "0", "paper", ROWS),
+    "GPT": (lambda: GPT(usual()), "0.wpe", "paper", ROWS),
+    "Whisper": (Whisper, "0.embed_positions", "t2t", ROWS),
+    "fairseq": (lambda: Tokens(DIM, None), "0", "t2t", ROWS),
+    "fairseq, padding": (lambda: Tokens(DIM, 0), "0", "t2t", ROWS),
+    "for the length of x": (Gives, "0", "paper", ROWS),
+    "for the length of x, channels first": (ChannelsFirstGives, "0", "paper", ROWS),
+}
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_lookup_is_reported_and_left_alone(name: str) -> None:
+    """With the convention, the number of rows and the reason."""
+    build, path, convention, rows = LOOKUPS[name]
+    model = nn.Sequential(build())
+    kind, state = type(model.get_submodule(path)), copy.deepcopy(model.state_dict())
+    (entry,) = swap(model)
+    assert (entry.name, entry.swapped, entry.convention) == (path, False, convention)
+    assert f"holds {convention}, {rows} rows; " in entry.reason and A_LOOKUP in entry.reason
+    assert f"recognized: {convention}" in str(entry) and entry.encoding.dim == DIM
+    assert type(model.get_submodule(path)) is kind
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+
+
+def test_lookup_of_ids_is_reported() -> None:
+    (entry,) = swap(Attribute())
+    assert not entry.swapped and entry.reason.startswith("`encoding` holds paper, 60 rows; its forward is not dropout")
+
+
+def test_any_factor_of_x() -> None:
+    """Found by least squares, not in a list."""
+    for scale in (3.3, -0.5, 2**-0.5, 1000.0):
+        module = Odd(lambda m, x, scale=scale: scale * x + m.pe[:, : x.size(1)])
+        (entry,) = swap(module, strict=True)
+        x = torch.randn(2, 9, DIM)
+        assert torch.equal(module.eval()(x), sinpe.add(x, scale=scale)) and entry.form.startswith(f"{scale:.6g} * x")
 
 
 @pytest.mark.parametrize(("build", "reason"), LEFT, ids=[*WRONG, *(row[0].__name__ for row in LEFT[len(WRONG) :])])
@@ -105,7 +166,7 @@ def test_arguments() -> None:
 def test_strict_replaces_all_or_nothing() -> None:
     """strict checks all modules before it changes one."""
     model = nn.Sequential(BatchFirst(), Layered())
-    with pytest.raises(ValueError, match="Linear proj"):
+    with pytest.raises(ValueError, match="`proj`"):
         swap(model, strict=True)
     assert type(model[0]) is BatchFirst and "_sinpe_encoding" not in vars(model[0])
 
@@ -114,11 +175,11 @@ def test_modules_without_readable_values() -> None:
     """The meta device, and a forward replaced on the instance, as by offloading."""
     with torch.device("meta"):
         meta = BatchFirst()
-    hooked, embedding = BatchFirst(), nn.Embedding.from_pretrained(usual())  # a plain module, and one of a library
-    hooked.forward, embedding.forward = hooked.forward, embedding.forward
-    reasons = [entry.reason for entry in swap(nn.Sequential(meta, hooked, embedding))]
+    hooked, known = BatchFirst(), Sinusoids()  # a sum, and a known class
+    hooked.forward, known.forward = hooked.forward, known.forward
+    reasons = [entry.reason for entry in swap(nn.Sequential(meta, hooked, known))]
     assert "meta device" in reasons[0] and all("replaced in the instance" in reason for reason in reasons[1:])
-    assert len(reasons) == 3 and type(embedding) is nn.Embedding
+    assert len(reasons) == 3 and type(known) is Sinusoids
     parametrised = nn.ModuleDict({"positions": nn.Embedding.from_pretrained(usual())})
     torch.nn.utils.parametrize.register_parametrization(parametrised.positions, "weight", nn.Identity())
     assert not swap(parametrised).swapped
@@ -131,10 +192,18 @@ def test_report() -> None:
     lines = str(report).splitlines()
     assert lines[0].startswith("1 swapped, 1 left alone, largest difference ")
     assert lines[1] == "swapped  0: BatchFirst" and "x + rows, batch first; paper; differs by" in lines[2]
-    assert lines[3] == "left     1: Layered" and "Linear proj" in lines[4] and "recognized: paper" in lines[5]
+    assert lines[3] == "left     1: Layered" and "`proj` (Linear)" in lines[4] and "recognized: paper" in lines[5]
     assert repr(report).startswith("Report([Swap(name='0'")
     assert str(swap(nn.Linear(2, 2))).startswith("none recognized: ")
     assert "(the model itself)" in str(swap(BatchFirst()))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_script_modules_are_skipped() -> None:
+    traced = torch.jit.trace(BatchFirst(0.0).eval(), torch.zeros(2, 5, DIM))
+    assert not swap(traced, strict=True)
+    (entry,) = swap(nn.Sequential(traced, BatchFirst()), strict=True)
+    assert entry.name == "1" and entry.swapped
 
 
 def test_no_library_is_imported() -> None:

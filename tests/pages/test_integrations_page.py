@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "integrations.md"
-LIBRARIES = ("transformers", "diffusers")
+LIBRARIES = ("diffusers",)
 
 
 def blocks(library: str | None) -> list[str]:

@@ -12,7 +12,7 @@ from agreement import ANGLE, VALUE
 from torch import Tensor, nn
 
 import sinpe_ext as sinpe
-from sinpe_ext.integrations.dropin import DropIn
+from sinpe_ext.integrations.replace import Swapped
 
 # Ratio of a difference in the output to one in the rows: a few layers of random weights, each after a LayerNorm. Small
 # enough that halving the rows exceeds the bound, which `outputs` checks.
@@ -26,7 +26,7 @@ def bound(position: float) -> float:
 
 
 def drop_ins(model: nn.Module) -> list[Any]:
-    return [module for module in model.modules() if isinstance(module, DropIn)]
+    return [module for module in model.modules() if isinstance(module, Swapped)]
 
 
 def outputs(model: nn.Module, run: Run, position: float, *, same_bits: bool = True) -> nn.Module:
@@ -54,10 +54,6 @@ def _halve(module: Any) -> None:
     encoding = module._sinpe_encoding
     change = encoding.with_axes if isinstance(encoding, sinpe.GridEncoding) else encoding.replace
     module.__dict__["_sinpe_encoding"] = change(amplitude=0.5)
-    module._sinpe_ready()
-    for name in module._sinpe_tables:
-        table = getattr(module, name)
-        table.copy_(module._sinpe_rows(name, table))
 
 
 def checkpoints(model: nn.Module, swapped: nn.Module, run: Run, position: float) -> None:

@@ -77,39 +77,6 @@ def test_x_transformers_arguments(peer: Any) -> None:
         new(x, seq_start_pos=torch.tensor([1, 2]))  # as in the library: einsum needs one dimension
 
 
-# positional-encodings
-
-PENCS = [(f"PositionalEncoding{form}{axes}D", axes, form) for axes in (1, 2, 3) for form in ("", "Permute")]
-
-
-@pytest.mark.parametrize("is_called", [False, True], ids=["before", "after a call"])
-@pytest.mark.parametrize("channels", [12, 11])
-@pytest.mark.parametrize(("name", "axes", "form"), PENCS, ids=[row[0] for row in PENCS])
-def test_positional_encodings(name: str, axes: int, form: str, channels: int, is_called: bool, peer: Any) -> None:
-    module = peer("positional_encodings.torch_encodings")
-    encoding = sinpe.convention(f"multidim{axes}d", channels)
-    for wrap in (lambda inner: inner, module.Summer):
-        model = wrap(getattr(module, name)(channels))
-        old = copy.deepcopy(model)
-        for shape in ((7, 5, 4)[:axes], (31, 1, 2)[:axes]):
-            x = torch.randn(2, channels, *shape) if form else torch.randn(2, *shape, channels)
-            if is_called:
-                model(x)
-            swapped = swap(model, inplace=False, strict=True)
-            assert len(swapped.swapped) == 1 and swapped.difference <= 1e-5
-            new: Any = swapped.model
-            rows = sinpe.table(shape if axes > 1 else shape[0], encoding).expand(2, *shape, channels)
-            rows = rows.movedim(-1, 1) if form else rows
-            expected = x + rows if wrap is module.Summer else rows
-            assert torch.equal(new(x), expected)
-            assert float((new(x) - old(x)).abs().max()) <= 31 * 2.0**-22 + 2.0**-21
-            assert list(new.state_dict()) == list(old.state_dict())
-            new.load_state_dict(old.state_dict(), strict=True)
-            assert torch.equal(copy.deepcopy(new)(x), expected)
-            for dtype in (torch.bfloat16, torch.float64):
-                assert new(x.to(dtype)).dtype == dtype
-
-
 # denoising-diffusion-pytorch
 
 
@@ -150,12 +117,17 @@ def test_timm(build: Callable[..., Tensor]) -> None:
         def __init__(self) -> None:
             super().__init__()
             self.embed, self.head = nn.Conv2d(3, 64, 4, 4), nn.Linear(64, 5)
-            self.places = nn.Parameter(build([14, 9], 64), requires_grad=False)
+            self.places = nn.Parameter(build([12, 12], 64), requires_grad=False)
 
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.embed(x).flatten(2).mT + self.places)
 
     (entry,) = swap(Model())
-    assert not entry.swapped and entry.convention == "timm2d" and "layers of its own" in entry.reason
-    with pytest.raises(ValueError, match="`places` is recognized"):
+    assert (
+        not entry.swapped
+        and entry.convention == "timm2d"
+        and "`places` holds timm2d, 144 rows" in entry.reason
+        and "`embed` (Conv2d)" in entry.reason
+    )
+    with pytest.raises(ValueError, match="`places` holds timm2d"):
         swap(Model(), strict=True)

@@ -236,27 +236,6 @@ class GPT(nn.Module):
         return self.ln(self.wte(ids) + self.wpe(torch.arange(ids.shape[1], device=ids.device)))
 
 
-class Conditioner(nn.Module):
-    """Like DiT's TimestepEmbedder: a static method computes the rows of timesteps, followed by a small network."""
-
-    def __init__(self, width: int = 24, frequency_embedding_size: int = 32) -> None:
-        super().__init__()
-        self.mlp = nn.Sequential(nn.Linear(frequency_embedding_size, width), nn.SiLU(), nn.Linear(width, width))
-        self.frequency_embedding_size = frequency_embedding_size
-
-    @staticmethod
-    def timestep_embedding(t: Tensor, dim: int, max_period: float = 10000) -> Tensor:
-        count = dim // 2
-        steps = torch.arange(count, dtype=torch.float32, device=t.device)
-        angle = t.float().unsqueeze(1) * torch.exp(steps * (-math.log(max_period) / count))
-        rows = torch.cat((angle.cos(), angle.sin()), 1)
-        return F.pad(rows, (0, 1)) if dim % 2 else rows
-
-    def forward(self, t: Tensor) -> Tensor:
-        rows = self.timestep_embedding(t, self.frequency_embedding_size)
-        return self.mlp(rows.to(self.mlp[0].weight.dtype))
-
-
 class Sinusoids(nn.Module):
     """Like lucidrains' SinusoidalPosEmb: rows of timesteps without a table."""
 
@@ -288,52 +267,6 @@ class Scales(nn.Module):
             pos = pos - seq_start_pos[..., None]
         angle = torch.einsum("i, j -> i j", pos, self.inv_freq)
         return torch.cat((angle.sin(), angle.cos()), -1) * self.scale
-
-
-class Cached(nn.Module):
-    """Like positional-encodings' PositionalEncoding1D, 2D and 3D: rows for the shape of x, cached for the next call."""
-
-    def __init__(self, channels: int, axes: int = 1) -> None:
-        super().__init__()
-        self.axes, self.org_channels = axes, channels
-        self.channels = channels = math.ceil(channels / (2 * axes)) * 2
-        self.register_buffer("inv_freq", 1.0 / 10000 ** (torch.arange(0, channels, 2).float() / channels))
-        self.register_buffer("cached_penc", None, persistent=False)
-
-    def forward(self, tensor: Tensor) -> Tensor:
-        if tensor.dim() != self.axes + 2:
-            raise RuntimeError(f"a tensor of {self.axes + 2} dimensions is expected")
-        if self.cached_penc is not None and self.cached_penc.shape == tensor.shape:
-            return self.cached_penc
-        batch, *shape, wanted = tensor.shape
-        rows = torch.zeros(*shape, self.axes * self.channels, dtype=tensor.dtype, device=tensor.device)
-        for axis, length in enumerate(shape):
-            angle = torch.arange(length, dtype=self.inv_freq.dtype, device=tensor.device)[:, None] * self.inv_freq
-            waves = torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)
-            part = waves.reshape([length if k == axis else 1 for k in range(self.axes)] + [self.channels])
-            rows[..., axis * self.channels : (axis + 1) * self.channels] = part
-        self.cached_penc = rows[None, ..., :wanted].repeat(batch, *([1] * (self.axes + 1)))
-        return self.cached_penc
-
-
-class Permuted(nn.Module):
-    """Channels first, around another module."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.penc = inner
-
-    def forward(self, tensor: Tensor) -> Tensor:
-        return self.penc(tensor.movedim(1, -1)).movedim(-1, 1)
-
-
-class Sum(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.penc = inner
-
-    def forward(self, tensor: Tensor) -> Tensor:
-        return tensor + self.penc(tensor)
 
 
 class Tokens(nn.Module):
