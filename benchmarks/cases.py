@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sinpe_ext as sinpe
+from sinpe_ext.naive import naive_table
 
 from . import peers as peer
 
@@ -157,7 +158,7 @@ def table(
         "new": lambda: torch.full((length, dim), 1.0, dtype=dtype, device=place.device),
         "kept": lambda: out.clone(),
     }
-    return Calls(ours, floors[into], {NAIVE: lambda: peer.naive(positions, dim).to(dtype)}, check, out.nbytes)
+    return Calls(ours, floors[into], {NAIVE: lambda: naive_table(positions, dim).to(dtype)}, check, out.nbytes)
 
 
 def library_table(
@@ -201,8 +202,8 @@ def encode(
         close("encode", ours()[rows.to(place.device)], exact, farthest=largest)
 
     peers: dict[str, Call] = {
-        NAIVE: lambda: peer.naive(positions.float(), dim).to(dtype),
-        "float64 formula": lambda: peer.naive(positions.double(), dim).to(dtype),
+        NAIVE: lambda: naive_table(positions.float(), dim).to(dtype),
+        "float64 formula": lambda: naive_table(positions.double(), dim).to(dtype),
     }
     floor: Call = lambda: torch.full((count, dim), 1.0, dtype=dtype, device=place.device)  # noqa: E731
     return Calls(ours, floor, peers, check, count * (dim * dtype.itemsize + positions.itemsize))
@@ -578,7 +579,7 @@ def against(build: Callable[[Place], Calls], name: str, place: Place) -> Calls:
 
 def identified(place: Place, length: int, dim: int) -> Calls:
     """`identify` of a checkpoint's float32 table of the naive float32 formula."""
-    stored = peer.naive(torch.arange(length).float(), dim)
+    stored = naive_table(torch.arange(length).float(), dim)
 
     def check() -> None:
         best = sinpe.identify(stored)[0]

@@ -10,8 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from sinpe_ext.naive import BASE
-from sinpe_ext.naive import naive_table as naive
+from sinpe_ext.naive import BASE, naive_table
 
 
 class NaiveModule(nn.Module):
@@ -21,7 +20,7 @@ class NaiveModule(nn.Module):
 
     def __init__(self, max_len: int, dim: int) -> None:
         super().__init__()
-        self.register_buffer("pe", naive(torch.arange(max_len).float(), dim))
+        self.register_buffer("pe", naive_table(torch.arange(max_len).float(), dim))
 
     def forward(self, x: Tensor, start: int = 0) -> Tensor:
         return x + self.pe[start : start + x.size(-2)]

@@ -22,6 +22,7 @@ from swap_modules import (
     ChannelsFirst,
     ChannelsFirstRows,
     Foo,
+    Frequencies,
     Scales,
     Sinusoids,
     halves,
@@ -268,12 +269,13 @@ def test_gradients_reach_the_same_parameters() -> None:
 
 
 def test_checkpoint_with_other_frequencies_warns() -> None:
-    _, new, _ = old_and_new(CASES["x-transformers"])
-    x = noise(2, 5, DIM)
-    before = new(x)
-    with pytest.warns(UserWarning, match="inv_freq: the checkpoint's table is not"):
-        new.load_state_dict({"inv_freq": new.inv_freq * 2})
-    assert torch.equal(new(x), before)
+    new: Any = Frequencies(DIM)
+    assert swap(new).swapped
+    before = new(times(1.0, 2.0))
+    with pytest.warns(UserWarning, match="frequency: the checkpoint's table is not"):
+        new.load_state_dict({"frequency": new.frequency * 2})
+    assert torch.equal(new(times(1.0, 2.0)), before)
+    new.load_state_dict({"frequency": Frequencies(DIM).frequency})
 
 
 @pytest.mark.parametrize("angle", ["float32", "float32_exp"])

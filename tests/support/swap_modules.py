@@ -269,6 +269,21 @@ class Scales(nn.Module):
         return torch.cat((angle.sin(), angle.cos()), -1) * self.scale
 
 
+class Frequencies(nn.Module):
+    """Like torch_geometric's PositionalEncoding: a stored buffer of frequencies."""
+
+    frequency: Tensor
+
+    def __init__(self, out_channels: int, base_freq: float = 1e-4, granularity: float = 1.0) -> None:
+        super().__init__()
+        self.out_channels, self.base_freq, self.granularity = out_channels, base_freq, granularity
+        self.register_buffer("frequency", torch.logspace(0, 1, out_channels // 2, base_freq))
+
+    def forward(self, x: Tensor) -> Tensor:
+        angle = x.view(-1, 1) / self.granularity * self.frequency
+        return torch.cat([angle.sin(), angle.cos()], -1)
+
+
 class Tokens(nn.Module):
     """Like fairseq's SinusoidalPositionalEmbedding; old: the table is a plain attribute, converted at each call."""
 
