@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import datetime
 import os
+import platform
 import re
 import subprocess
 from pathlib import Path
 from typing import Any
-
-from sinpe_ext.cli.info import processor
 
 from .timing import load, warning
 
@@ -86,3 +85,13 @@ def describe(facts: dict[str, Any]) -> str:
         f"Python {facts['python']}, backend {facts['backend']}{isa}"
     )
     return "\n".join(filter(None, [text, warning(facts["load"])]))
+
+
+def processor() -> str:
+    """The name of the processor."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or platform.machine()

@@ -97,9 +97,9 @@ print(json.dumps((peak() - before) / 2**20))
 # Calls the JIT directly, because a library built at install time would be used otherwise.
 BUILD = """
 import json, time, torch
-from sinpe_ext.backend import loader, jit
+from sinpe_ext.backend import jit
 begin = time.perf_counter()
-jit.library("cpu", loader._load_library)
+jit.library("cpu")
 print(json.dumps(time.perf_counter() - begin))
 """
 

@@ -6,12 +6,13 @@
 3. The library loads into this environment's torch, usually a CPU build, and registers a CUDA kernel for each operator.
 4. The benchmark of the kernels without torch compiles and links with them.
 
-The results are in build/cuda-check: the object files, nvcc's output next to each, the library and the benchmark.
+The results are in build/cuda-check: the object files, the library and the benchmark.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -19,12 +20,13 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sinpe_ext.backend import compilation, cuda_compiler
-from sinpe_ext.backend.compilation import BuildUnavailable
+from sinpe_ext.backend import sources
+from sinpe_ext.backend.sources import BuildUnavailable
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -38,7 +40,6 @@ WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 # Functions that a header declares and only some of the including files use are not an error.
 KERNEL_WARNINGS = ["-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Wno-unused-function,-Wno-unknown-pragmas"]
 KERNEL_WARNINGS += ["-Xptxas", "-warn-spills"]  # registers that are spilled to memory are an error, too
-ARCH_LIST = "TORCH_CUDA_ARCH_LIST"
 FORBIDDEN = ("libcudart", "libtorch_python", "libtorch_cuda", "libc10_cuda")
 
 LOADS = """
@@ -144,28 +145,49 @@ def unpack(wheel: Path, folder: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------- the steps
 
 
-def compile_kernels(nvcc: cuda_compiler.Nvcc, compiler: compilation.Compiler, listed: str) -> list[Path]:
-    architectures = cuda_compiler.cuda_architectures(nvcc, environ={ARCH_LIST: listed})
-    try:
-        folder = OUT / "kernels"
-        return cuda_compiler.compile_kernels(nvcc, ROOT / "csrc", folder, architectures, compiler, KERNEL_WARNINGS)
-    except subprocess.CalledProcessError as error:
-        raise Failure(f"{' '.join(error.cmd)}\n{error.output.decode(errors='replace')}") from None
+def compile_kernels(nvcc: str, architectures: str) -> list[Path]:
+    """Compiles every .cu file, as many at a time as there are cores, and returns the object files."""
+    (OUT / "kernels").mkdir(parents=True, exist_ok=True)
+    units = [source for source in sources.sources("cuda", ROOT / "csrc") if source.suffix == ".cu"]
+    objects = [OUT / "kernels" / f"{source.name}.o" for source in units]
+    flags = [*nvcc_flags(), *gencode(architectures), *KERNEL_WARNINGS, "-c"]
+    commands = [[nvcc, *flags, source, "-o", made] for source, made in zip(units, objects, strict=True)]
+    with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)) as pool:
+        try:
+            list(pool.map(run, commands))
+        except Failure:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return objects
 
 
-def link(kernels: list[Path], torch: Torch, nvcc: cuda_compiler.Nvcc, compiler: compilation.Compiler) -> Path:
+def nvcc_flags() -> list[str]:
+    folders = [*sources.include_directories(ROOT / "csrc"), str(ROOT / "tests" / "cpp")]
+    return [*sources.nvcc_flags(), "-Xcompiler", "-fPIC", *(f"-I{folder}" for folder in folders)]
+
+
+def gencode(architectures: str) -> list[str]:
+    """The flags of nvcc for architectures such as "9.0 12.0"."""
+    numbers = [item.replace(".", "") for item in architectures.replace(";", " ").split()]
+    if not all(re.fullmatch(r"\d+[af]?", number) for number in numbers) or not numbers:
+        raise Failure(f'--arch: expected compute capabilities such as "8.0 9.0", got {architectures!r}')
+    return [f"-gencode=arch=compute_{number},code=sm_{number}" for number in numbers]
+
+
+def link(kernels: list[Path], torch: Torch, nvcc: str, compiler: str) -> Path:
+    """Links the library without torch's CUDA libraries, so that it loads into a CPU build, too."""
     root, objects = ROOT / "csrc", list(kernels)
-    include = [f"-I{folder}" for folder in compilation.include_directories(root)]
-    for source in compilation.sources("cuda", root):
+    include = [f"-I{folder}" for folder in sources.include_directories(root)]
+    for source in sources.sources("cuda", root):
         if source.suffix == ".cpp":
             objects.append(OUT / f"{source.name}.o")
-            flags = ["-std=c++20", "-fPIC", *compilation.compile_flags("cuda"), *WARNINGS]
-            run([*compiler.command, *flags, *include, *torch.include, "-c", source, "-o", objects[-1]])
+            flags = ["-std=c++20", "-fPIC", *sources.compile_flags("cuda"), *WARNINGS]
+            run([compiler, *flags, *include, *torch.include, "-c", source, "-o", objects[-1]])
     library = OUT / "_C_cuda.so"
     names = [name for name in LIBRARIES if (torch.folder / "lib" / name).exists()]
-    against = [f"-L{torch.folder / 'lib'}", *(f"-l:{name}" for name in names)]
-    strict = ["-Wl,--no-undefined", "-Wl,--allow-shlib-undefined", *compilation.link_flags("cuda")]
-    run([*compiler.command, "-shared", "-o", library, *strict, *cuda_compiler.link_flags(nvcc, objects), *against])
+    strict = ["--as-needed", "--no-undefined", "--allow-shlib-undefined"]
+    linker = [part for flag in [*strict, *(f"-l:{name}" for name in names)] for part in ("-Xlinker", flag)]
+    run([nvcc, "-shared", "-o", library, *objects, f"-L{torch.folder / 'lib'}", *linker])  # with the static runtime
     needed = re.findall(r"NEEDED.*\[(.*)\]", run(["readelf", "-d", library]))
     wrong = [name for name in needed if name.startswith(FORBIDDEN)]
     if wrong:
@@ -180,14 +202,16 @@ def link(kernels: list[Path], torch: Torch, nvcc: cuda_compiler.Nvcc, compiler: 
 def check(architectures: str, torch_wanted: str) -> list[str]:
     """Runs all checks and returns what was skipped. Raises Failure, BuildUnavailable.
 
-    architectures: as in TORCH_CUDA_ARCH_LIST.   torch_wanted: a CUDA build of torch, the path of a wheel or a version.
+    architectures: compute capabilities.   torch_wanted: a CUDA build of torch, the path of a wheel or a version.
     """
     skipped = []
     OUT.mkdir(parents=True, exist_ok=True)
-    compiler, nvcc = compilation.find_compiler(), cuda_compiler.find_nvcc(None)
-    names = [path.name for path in compilation.sources("cuda", ROOT / "csrc")]
-    with step(f"1. nvcc {nvcc.version} compiles {' '.join(n for n in names if n.endswith('.cu'))} for {architectures}"):
-        kernels = compile_kernels(nvcc, compiler, architectures)
+    (compiler, _), nvcc = sources.find_compiler(), shutil.which("nvcc", path=nvcc_path())
+    if nvcc is None:
+        raise Failure("nvcc was not found (looked in CUDA_HOME, the PATH, /usr/local/cuda)")
+    names = [path.name for path in sources.sources("cuda", ROOT / "csrc")]
+    with step(f"1. nvcc compiles {' '.join(n for n in names if n.endswith('.cu'))} for {architectures}"):
+        kernels = compile_kernels(nvcc, architectures)
     with step("2a. a CUDA build of torch"):
         try:
             torch = cuda_torch(torch_wanted)
@@ -201,18 +225,19 @@ def check(architectures: str, torch_wanted: str) -> list[str]:
     with step("3. the library loads into this environment's torch"):
         print(run([sys.executable, "-c", LOADS, library]), end="", flush=True)
     with step("4. the benchmark of the kernels compiles and links with them"):
-        folders = (ROOT / "csrc", ROOT / "csrc" / "include", ROOT / "tests" / "cpp")
-        flags = [*cuda_compiler.compile_flags(), *(f"-I{folder}" for folder in folders)]
-        listed = cuda_compiler.cuda_architectures(nvcc, environ={ARCH_LIST: architectures})
-        first = cuda_compiler.gencode_flags(listed[:1])
         benchmark = ROOT / "benchmarks" / "cuda_kernels.cu"
-        run([nvcc.path, *flags, *first, benchmark, *kernels, "-o", OUT / "time_cuda_kernels"])
+        run([nvcc, *nvcc_flags(), *gencode(architectures)[:1], benchmark, *kernels, "-o", OUT / "time_cuda_kernels"])
     return skipped
+
+
+def nvcc_path() -> str:
+    homes = [os.path.join(os.environ[name], "bin") for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    return os.pathsep.join([*homes, os.environ.get("PATH", ""), "/usr/local/cuda/bin"])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make check-cuda ARGS=", description=__doc__.partition("\n")[0])
-    parser.add_argument("--arch", default=ARCHITECTURES, help='as in TORCH_CUDA_ARCH_LIST (default: "%(default)s")')
+    parser.add_argument("--arch", default=ARCHITECTURES, help='compute capabilities (default: "%(default)s")')
     wanted = "CUDA build to link with if this environment's torch is none; a version is downloaded, half a gigabyte"
     parser.add_argument("--torch", default=TORCH, metavar="WHEEL|VERSION", help=f"{wanted} (default: %(default)s)")
     parser.add_argument("--keep", action="store_true", help="do not delete the downloaded wheel")

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .._version import __version__
-from . import build_cache, loader
-from .compilation import BuildUnavailable
+from . import jit, loader
 from .loader import DeviceBackend
+from .sources import BuildUnavailable
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _cuda_arithmetic(cuda: DeviceBackend) -> str | None:
 def _cache_directory() -> str:
     """The directory of the JIT cache, or why there is none."""
     try:
-        return str(build_cache.directory())
+        return str(jit.cache_path())
     except BuildUnavailable as error:
         return f"none: {error.reason}; {error.todo}"
 

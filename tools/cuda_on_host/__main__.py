@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch.utils import cpp_extension
 
-from sinpe_ext.backend import compilation
+from sinpe_ext.backend import sources
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -68,19 +68,19 @@ def runtime(packages: Path) -> list[Path]:
 def kernels() -> Path:
     """Builds the library of our kernels, with the binding for CUDA, if the sources have changed."""
     root = ROOT / "csrc"
-    library = OUT / f"kernels-{compilation.source_hash('emulated', root)[:16]}.so"
+    library = OUT / f"kernels-{sources.source_hash('cuda', root)[:16]}.so"
     if library.is_file():
         return library
-    flags = [flag for flag in compilation.compile_flags("emulated") if flag != "-DSINPE_EMULATED"]
-    flags += [f"-I{path}" for path in (*compilation.include_directories(root), *cpp_extension.include_paths())]
+    flags = [*sources.compile_flags("cuda"), "-O1"]
+    flags += [f"-I{path}" for path in (*sources.include_directories(root), *cpp_extension.include_paths())]
 
     def compiled(source: Path) -> Path:
         made = OUT / f"{source.name}.o"
         run("g++", "-std=c++17", "-fPIC", *flags, "-DUSE_CUDA", "-x", "c++", "-c", source, "-o", made)
         return made
 
-    with ThreadPoolExecutor(compilation.default_jobs()) as jobs:
-        objects = list(jobs.map(compiled, compilation.sources("emulated", root)))
+    with ThreadPoolExecutor(os.cpu_count()) as jobs:
+        objects = list(jobs.map(compiled, sources.sources("cuda", root)))
     of_torch = [f"-L{path}" for path in cpp_extension.library_paths()] + ["-ltorch", "-ltorch_cpu", "-lc10"]
     run("g++", "-shared", "-o", library, *objects, *of_torch)
     return library
