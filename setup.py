@@ -47,8 +47,6 @@ def relative_sources(target: str) -> list[str]:
 
 def extension(target: str) -> Extension:
     """The library of a target. Raises BuildUnavailable if it cannot be built."""
-    if sys.platform == "win32":
-        raise sources.BuildUnavailable("no kernels are built on Windows yet")
     sources.find_compiler()
     prefixes = {CSRC: "csrc"}
     options: dict = {
@@ -66,13 +64,11 @@ def extension(target: str) -> Extension:
         options["language"] = "c++"
     else:
         try:
+            sources.check_torch(target)
             import torch
             from torch.utils.cpp_extension import CppExtension, CUDAExtension
         except ImportError as error:
             raise sources.BuildUnavailable(f"torch cannot be imported at build time: {error}") from error
-        if sources.parse_version(str(torch.__version__)) < sources.MIN_TORCH_COMPILED:
-            oldest = ".".join(map(str, sources.MIN_TORCH_COMPILED))
-            raise sources.BuildUnavailable(f"torch {torch.__version__} at build time is older than {oldest}")
         if target == "cuda":
             sources.find_nvcc()
             sources.architectures()

@@ -19,14 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from . import sources
 from .sources import BuildUnavailable
 
 CACHE_TODO = "set SINPE_EXT_CACHE_DIR to a writable folder of your own"
-_TITLES = {"cpu": "the CPU kernels", "cuda": "the CUDA kernels"}
 
 
 def library(target: str, verbose: bool = False) -> tuple[Path, dict[str, str]]:
@@ -37,26 +37,27 @@ def library(target: str, verbose: bool = False) -> tuple[Path, dict[str, str]]:
     root = sources.source_root()
     if root is None:
         raise BuildUnavailable("the C++ sources are not installed", "reinstall sinpe_ext")
-    try:
-        facts, files = sources.build_facts(target, root), sources.sources(target, root)
-    except OSError as error:
-        raise BuildUnavailable(f"the C++ sources cannot be read: {error}", "reinstall sinpe_ext") from error
-    return find_or_compile(target, files, root, sources.compile_flags(target), facts, verbose)
+    return find_or_compile(
+        target,
+        sources.build_facts(target, root),
+        sources=[str(path) for path in sources.sources(target, root)],
+        extra_include_paths=sources.include_directories(root),
+        extra_cflags=sources.compile_flags(target),
+        extra_cuda_cflags=sources.nvcc_flags(),
+        extra_ldflags=sources.link_flags(target),
+        verbose=verbose,
+    )
 
 
-def find_or_compile(
-    name: str, files: Sequence[Path], root: Path, flags: list[str], facts: dict[str, str], verbose: bool = False
-) -> tuple[Path, dict[str, str]]:
-    """The library of these files, which have different names; `facts` distinguishes it from others of the same name.
-
-    Raises BuildUnavailable.
-    """
+def find_or_compile(name: str, facts: dict[str, str], **options: Any) -> tuple[Path, dict[str, str]]:
+    """The library that `torch.utils.cpp_extension.load` compiles with these options; `facts` distinguishes it from
+    others of the same name. Raises BuildUnavailable."""
     build, library_name = f"{name}-{_hash(facts)}", f"sinpe_ext_{name}.so"
     try:
         compilers = sources.compiler_facts(name)
     except BuildUnavailable:  # as in a container image that is built with a compiler and run without one
         with contextlib.suppress(BuildUnavailable):
-            for path in sorted(cache_directory(create=False).glob(f"{build}-*/{library_name}")):
+            for path in cache_directory(create=False).glob(f"{build}-*/{library_name}"):
                 return path, sources.read_json(path.with_name("build.json"))
         raise
     facts = {**facts, **compilers}
@@ -64,7 +65,7 @@ def find_or_compile(
     if not folder.exists():
         with _lock(folder):
             if not folder.exists():  # another process may have built it while this one waited
-                _compile(name, files, root, flags, facts, folder, verbose)
+                _compile(name, facts, folder, options)
     return folder / library_name, facts
 
 
@@ -139,37 +140,18 @@ def _lock(folder: Path) -> Iterator[None]:
 # ---------------------------------------------------------------------------------------------------------- compiling
 
 
-def _compile(
-    name: str,
-    files: Sequence[Path],
-    root: Path,
-    flags: list[str],
-    facts: dict[str, str],
-    folder: Path,
-    verbose: bool,
-) -> None:
+def _compile(name: str, facts: dict[str, str], folder: Path, options: dict[str, Any]) -> None:
     """Compiles a library and moves its folder into place. The lock of `folder` is held. Raises BuildUnavailable."""
-    started, outcome = time.monotonic(), "failed"
-    _print(f"sinpe_ext: compiling {_TITLES.get(name, name)} once into {folder} (SINPE_EXT_JIT=0 turns this off) ...")
-    work = None
+    started, outcome, work = time.monotonic(), "failed", None
+    _print(f"sinpe_ext: compiling the {name} kernels once into {folder} (SINPE_EXT_JIT=0 turns this off) ...")
     try:
         for stale in folder.parent.glob(f"{folder.name}.build-*"):  # of killed builds: the lock is held
             shutil.rmtree(stale, ignore_errors=True)
         work = Path(tempfile.mkdtemp(prefix=f"{folder.name}.build-", dir=folder.parent))
-        with _environment(facts["compiler"]):
+        with _ninja_on_path():
             from torch.utils import cpp_extension
 
-            cpp_extension.load(
-                name=f"sinpe_ext_{name}",
-                sources=[str(path) for path in files],
-                extra_cflags=flags,
-                extra_cuda_cflags=sources.nvcc_flags(),
-                extra_ldflags=sources.link_flags(name),
-                extra_include_paths=sources.include_directories(root),
-                build_directory=str(work),
-                verbose=verbose,
-                is_python_module=False,
-            )
+            cpp_extension.load(f"sinpe_ext_{name}", build_directory=str(work), is_python_module=False, **options)
         for path in work.iterdir():
             if path.suffix == ".so":  # named ..._v1.so if this process has tried before
                 path.rename(work / f"sinpe_ext_{name}.so")
@@ -193,20 +175,14 @@ def _compile(
 
 
 @contextlib.contextmanager
-def _environment(compiler: str) -> Iterator[None]:
-    """Sets CXX, and appends to the PATH the folder of this Python, where ninja is in a virtual environment."""
-    folders = [*filter(None, [os.environ.get("PATH")]), os.path.dirname(os.path.abspath(sys.executable))]
-    changes = {"CXX": compiler, "PATH": os.pathsep.join(folders)}
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
+def _ninja_on_path() -> Iterator[None]:
+    """Appends the folder of this Python to the PATH, where ninja is in a virtual environment that is not activated."""
+    before = os.environ.get("PATH", os.defpath)
+    os.environ["PATH"] = os.pathsep.join([before, os.path.dirname(os.path.abspath(sys.executable))])
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        os.environ["PATH"] = before
 
 
 def _last_lines(error: BaseException, count: int = 20) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from typing import Any
 
 from . import jit, sources
 from .registration import fragment, once
-from .sources import MIN_TORCH_COMPILED, BuildUnavailable
+from .sources import BuildUnavailable
 
 SETTINGS = ("auto", "compiled", "eager")
 DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # the devices for which there are kernels
@@ -189,16 +188,13 @@ def resolve(device_type: str) -> DeviceBackend:
         with _lock:
             backend = _backends.get(device_type)
             if backend is None:
-                backend = _load(device_type) if device_type in DISPATCH_KEYS else _without_kernels(device_type)
+                if device_type in DISPATCH_KEYS:
+                    backend = _load(device_type)
+                else:
+                    reason = f"there are no {device_type} kernels; eager PyTorch runs on the device"
+                    backend = DeviceBackend(device_type, "eager", reason)
                 _backends[device_type] = backend
     return backend
-
-
-def _without_kernels(device_type: str) -> DeviceBackend:
-    """The eager backend of a device type for which there are no kernels."""
-    if device_type == "meta":
-        return DeviceBackend(device_type, "eager", "meta tensors hold no data")
-    return DeviceBackend(device_type, "eager", f"there are no {device_type} kernels; eager PyTorch runs on the device")
 
 
 def _load(device: str, verbose: bool = False) -> DeviceBackend:
@@ -207,25 +203,18 @@ def _load(device: str, verbose: bool = False) -> DeviceBackend:
     Warns if a build failed. A missing compiler is only a reason in backend_info().
     """
     try:
-        import torch
+        sources.check_torch(device)
     except ImportError as error:
         return DeviceBackend(device, "none", f"torch cannot be imported: {error}", todo="pip install torch")
-    oldest = ".".join(map(str, MIN_TORCH_COMPILED))
-    if sources.parse_version(str(torch.__version__)) < MIN_TORCH_COMPILED:
-        reason = f"torch {torch.__version__} is older than {oldest}, the oldest that the kernels run on"
-        return DeviceBackend(device, "eager", reason, todo=f'pip install "torch>={oldest}"')
-    if sys.platform == "win32":
-        return DeviceBackend(device, "eager", "no kernels are built on Windows yet")
-    if device == "cuda":
-        missing = sources.no_cuda_torch()
-        if missing:
-            return DeviceBackend(device, "eager", missing.reason, todo=missing.todo)
-        _check_arithmetic()
+    except BuildUnavailable as error:
+        return DeviceBackend(device, "eager", error.reason, todo=error.todo)
+    _check_variable("SINPE_EXT_JIT", "0", "1")
+    _check_variable("SINPE_EXT_CUDA_ARITHMETIC", "single", "double")
     try:
         return _load_prebuilt(device)
     except BuildUnavailable as error:
         no_prebuilt = error.reason
-    if not _may_compile():
+    if os.environ.get("SINPE_EXT_JIT") == "0":
         reason = f"{no_prebuilt}; compiling on first use is switched off (SINPE_EXT_JIT=0)"
         tools = "nvcc" if device == "cuda" else "a C++ compiler"
         return DeviceBackend(device, "eager", reason, todo=f"unset SINPE_EXT_JIT or reinstall with {tools}")
@@ -243,19 +232,11 @@ def _load(device: str, verbose: bool = False) -> DeviceBackend:
     return DeviceBackend(device, "compiled", f"{no_prebuilt}; compiled on first use", "jit", str(path), build=facts)
 
 
-def _may_compile() -> bool:
-    """Whether SINPE_EXT_JIT permits compiling on first use. Raises ValueError for an invalid value."""
-    chosen = os.environ.get("SINPE_EXT_JIT", "")
-    if chosen not in ("", "0", "1"):
-        raise ValueError(f"SINPE_EXT_JIT: expected 0 or 1, got {chosen!r}; 0 turns compiling on first use off")
-    return chosen != "0"
-
-
-def _check_arithmetic() -> None:
-    """Raises ValueError for an invalid SINPE_EXT_CUDA_ARITHMETIC, which the library itself would ignore."""
-    chosen = os.environ.get("SINPE_EXT_CUDA_ARITHMETIC", "")
-    if chosen not in ("", "single", "double"):
-        raise ValueError(f"SINPE_EXT_CUDA_ARITHMETIC: expected single, double or nothing, got {chosen!r}; unset it")
+def _check_variable(name: str, *values: str) -> None:
+    """Raises ValueError if an environment variable is set to another value, which would have no effect."""
+    chosen = os.environ.get(name, "")
+    if chosen not in ("", *values):
+        raise ValueError(f"{name}: expected {' or '.join(values)}, got {chosen!r}; unset it")
 
 
 def _load_prebuilt(device: str, package: Path = PACKAGE) -> DeviceBackend:
@@ -355,11 +336,11 @@ def build(device: str = "cpu", verbose: bool = False) -> str:
 def buildable() -> list[str]:
     """The device types to build for here: the CPU, and CUDA if torch supports it and the architectures are known."""
     try:
-        import torch
-    except ImportError:
+        sources.check_torch("cuda")
+        sources.architectures()
+    except (ImportError, BuildUnavailable):
         return ["cpu"]
-    has_cuda = torch.version.cuda is not None and (sources.architecture_list() or torch.cuda.is_available())
-    return ["cpu", "cuda"] if has_cuda else ["cpu"]
+    return ["cpu", "cuda"]
 
 
 def backends() -> dict[str, DeviceBackend]:

@@ -58,12 +58,23 @@ class BuildUnavailable(RuntimeError):
         self.failed = failed
 
 
-def parse_version(text: str) -> tuple[int, int]:
-    """(major, minor) of a version such as 2.13.0+cpu or 2.14.0a0+git1234."""
-    match = re.match(r"(\d+)\.(\d+)", text)
-    if match is None:
-        raise ValueError(f"version: expected MAJOR.MINOR..., got {text!r}")
-    return int(match.group(1)), int(match.group(2))
+def check_torch(target: str) -> None:
+    """Raises BuildUnavailable if this torch cannot use the library "cpu" or "cuda", ImportError if there is none."""
+    import torch
+    from torch.torch_version import TorchVersion
+
+    if sys.platform == "win32":
+        raise BuildUnavailable("no kernels are built on Windows yet")
+    oldest = ".".join(map(str, MIN_TORCH_COMPILED))
+    if TorchVersion(str(torch.__version__)) < oldest:
+        raise BuildUnavailable(
+            f"torch {torch.__version__} is older than {oldest}, the oldest that the kernels run on",
+            f'pip install "torch>={oldest}"',
+        )
+    if target == "cuda" and torch.version.hip:
+        raise BuildUnavailable(f"torch {torch.__version__} is a ROCm build, for which there are no kernels")
+    if target == "cuda" and not torch.version.cuda:
+        raise BuildUnavailable(f"torch {torch.__version__} is a CPU build", "install a CUDA build of torch")
 
 
 # ---------------------------------------------------------------------------------------------------- sources, flags
@@ -148,23 +159,15 @@ def _sanitizers(target: str) -> list[str]:
 
 
 def find_compiler() -> tuple[str, str]:
-    """(path, first line of its version) of the C++ compiler: CXX, otherwise c++, g++ or clang++ on the PATH.
-
-    Raises BuildUnavailable.
-    """
-    chosen = os.environ.get("CXX", "").strip()
-    for name in [chosen] if chosen else ["c++", "g++", "clang++"]:
-        path = shutil.which(name)
-        if path:
-            path = os.path.abspath(path)  # ninja runs in another directory
-            return path, (_output(path, "--version").strip().splitlines() or ["unknown"])[0]
-    if chosen:
+    """(path, first line of its version) of the C++ compiler that torch uses. Raises BuildUnavailable."""
+    chosen = os.environ.get("CXX", "").strip() or "c++"
+    path = shutil.which(chosen)
+    if path is None:
+        given = f"CXX={chosen}" if os.environ.get("CXX") else f"looked for CXX and {chosen}"
         raise BuildUnavailable(
-            f"the C++ compiler CXX={chosen} was not found", "set CXX to one command, such as g++, or unset it"
+            f"no C++ compiler was found ({given})", "install g++ or clang++, or set CXX to the command of one"
         )
-    raise BuildUnavailable(
-        "no C++ compiler was found (looked for CXX, c++, g++, clang++)", "install g++ or clang++, or set CXX"
-    )
+    return path, (_output(path, "--version").strip().splitlines() or ["unknown"])[0]
 
 
 def find_nvcc() -> tuple[str, str]:
@@ -175,9 +178,6 @@ def find_nvcc() -> tuple[str, str]:
     """
     import torch
 
-    missing = no_cuda_torch()
-    if missing:
-        raise missing
     try:
         from torch.utils.cpp_extension import CUDA_HOME
     except ImportError as error:
@@ -195,17 +195,6 @@ def find_nvcc() -> tuple[str, str]:
             f"nvcc {path} is of CUDA {version}, and torch is built for CUDA {torch.version.cuda}", todo
         )
     return path, version
-
-
-def no_cuda_torch() -> BuildUnavailable | None:
-    """Why this torch cannot use CUDA kernels; None if it can."""
-    import torch
-
-    if torch.version.hip:
-        return BuildUnavailable(f"torch {torch.__version__} is a ROCm build, for which there are no kernels")
-    if not torch.version.cuda:
-        return BuildUnavailable(f"torch {torch.__version__} is a CPU build", "install a CUDA build of torch")
-    return None
 
 
 def _output(*command: str) -> str:
@@ -227,18 +216,15 @@ def architectures() -> str:
 
     Raises BuildUnavailable if there is neither.
     """
-    names = architecture_list() or ["{}.{}".format(*capability) for capability in device_capabilities()]
+    names = re.split(r"[\s,;]+", os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip(" \t\n,;"))
+    if names == [""]:
+        names = ["{}.{}".format(*capability) for capability in device_capabilities()]
     if not names:
         raise BuildUnavailable(
             "no CUDA device is visible, and TORCH_CUDA_ARCH_LIST names none to compile for",
             "make a device visible or set TORCH_CUDA_ARCH_LIST",
         )
     return " ".join(names)
-
-
-def architecture_list() -> list[str]:
-    """The items of TORCH_CUDA_ARCH_LIST."""
-    return [item for item in re.split(r"[\s,;]+", os.environ.get("TORCH_CUDA_ARCH_LIST", "")) if item]
 
 
 def device_capabilities() -> list[tuple[int, int]]:
@@ -257,20 +243,14 @@ def device_capabilities() -> list[tuple[int, int]]:
 def has_code_for(built: str, device: tuple[int, int]) -> bool:
     """Whether a library for these architectures ("8.0 9.0a 12.0+PTX") runs on a device of this compute capability.
 
-    It does if one has the same major and no higher minor version, or is older and PTX. Names such as "Ampere" count as
-    running everywhere.
+    It does if one has the same major and no higher minor version, or is older and PTX; "a": only if it is the same.
     """
-    for item in built.split():
-        match = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", item)
-        if match is None:
+    for major, minor, suffix, ptx in re.findall(r"(\d+)\.(\d)([af]?)(\+PTX)?", built):
+        capability = int(major), int(minor)
+        newer = capability <= device and suffix != "a" and (capability[0] == device[0] or (ptx and not suffix))
+        if capability == device or newer:
             return True
-        capability, suffix = (int(match[1]), int(match[2])), match[3]
-        if suffix == "a":  # architecture-specific code, PTX included, runs on this compute capability only
-            if capability == device:
-                return True
-        elif capability <= device and (capability[0] == device[0] or (match[4] and not suffix)):
-            return True
-    return False
+    return built[:1].isalpha()  # names such as "Ampere"
 
 
 # --------------------------------------------------------------------------------------------------- facts of a build
@@ -290,7 +270,7 @@ def build_facts(target: str, root: Path) -> dict[str, str]:
         import torch
 
         facts["torch"], facts["torch_git"] = str(torch.__version__), str(torch.version.git_version)
-        facts["cuda"] = str(torch.version.cuda)
+        facts["cuda"] = torch.version.cuda or "none"
     if target == "cuda":
         facts |= {"cuda_flags": " ".join(nvcc_flags()), "architectures": architectures()}
     return facts

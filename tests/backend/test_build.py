@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import tarfile
 from pathlib import Path
@@ -48,11 +47,18 @@ def test_sanitizers_are_for_tests_only(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text, expected",
-    [("2.13.0+cpu", (2, 13)), ("2.6", (2, 6)), ("2.14.0a0+gitabc", (2, 14)), ("3.0.0.dev2027", (3, 0))],
+    "version, is_refused",
+    [("2.13.0+cpu", False), ("2.6", True), ("2.14.0a0+gitabc", False), ("2.11.0", False), ("3.0.0.dev2027", False)],
 )
-def test_parse_torch_version(text, expected):
-    assert sources.parse_version(text) == expected
+def test_versions_of_torch(version, is_refused, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch, "__version__", version)
+    if is_refused:
+        with pytest.raises(BuildUnavailable, match="is older than 2.11"):
+            sources.check_torch("cpu")
+    else:
+        sources.check_torch("cpu")
 
 
 def test_sources_of_the_libraries():
@@ -110,22 +116,20 @@ def test_source_hash_ignores_what_is_not_compiled_in(tmp_path):
 
 
 def test_compiler_is_found_by_cxx_and_path(tmp_path, monkeypatch):
-    fake = write_script(tmp_path / "g++", 'echo "fake g++ 1.0"')
+    fake = write_script(tmp_path / "c++", 'echo "fake g++ 1.0"')
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert sources.find_compiler() == (str(fake), "fake g++ 1.0")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CXX", "./g++")
-    assert sources.find_compiler() == (str(fake), "fake g++ 1.0")
-    for chosen in ("icpc", "g++ -m64"):
-        monkeypatch.setenv("CXX", chosen)
-        with pytest.raises(BuildUnavailable, match=f"CXX={re.escape(chosen)} was not found") as caught:
-            sources.find_compiler()
-        assert "one command" in caught.value.todo
-    monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
-    with pytest.raises(BuildUnavailable, match="no C.. compiler was found"):
+    with pytest.raises(BuildUnavailable, match="no C.. compiler was found .looked for CXX and c...") as caught:
         sources.find_compiler()
+    assert "install g++" in caught.value.todo
+    monkeypatch.setenv("CXX", str(fake))
+    assert sources.find_compiler() == (str(fake), "fake g++ 1.0")
+    monkeypatch.setenv("CXX", f"{fake} -m64")
+    with pytest.raises(BuildUnavailable, match="no C.. compiler was found .CXX=.* -m64.") as caught:
+        sources.find_compiler()
+    assert "the command of one" in caught.value.todo
 
 
 def test_damaged_json_is_treated_as_absent(tmp_path):

@@ -149,7 +149,7 @@ def test_failing_nvcc_warns_once_with_its_last_lines(env, tmp_path):
     result = eager_report(env, cuda_torch(), warnings=1)
     assert "the build failed" in result["reason"] and "fault 40" in result["reason"]
     assert "fault 2\n" not in result["reason"] and "fault 40" in result["warnings"][0]
-    assert result["stderr"].count("compiling the CUDA kernels once") == 1 and " failed in " in result["stderr"]
+    assert result["stderr"].count("compiling the cuda kernels once") == 1 and " failed in " in result["stderr"]
     assert not list((tmp_path / "cache").glob("*.build-*"))
 
 

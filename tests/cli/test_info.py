@@ -52,8 +52,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         monkeypatch.setattr(loader, "_setting", None)
         monkeypatch.setattr(loader, "_backends", {"cpu": cpu, "cuda": cuda})
         monkeypatch.setattr(info_command, "has_cuda", lambda report: False)
-        monkeypatch.setattr("sinpe_ext.backend.info._instruction_set", lambda *_: "v3")
-        monkeypatch.setattr("sinpe_ext.backend.info._cuda_arithmetic", lambda _: None)
+        monkeypatch.setattr("sinpe_ext.backend.info._fact", lambda device, name: "v3" if name == "cpu_isa" else None)
 
     return decide
 
@@ -88,7 +87,7 @@ def test_impossible_builds(case, env, tmp_path):
     (tmp_path / "shared").chmod(0o777)
     changes, reason, step = {
         "broken compiler": ({"CXX": str(compiler)}, "licence expired", "read the compiler's last lines above"),
-        "CXX that does not exist": ({"CXX": "/nonexistent/c++"}, "CXX=/nonexistent/c++ was not found", "set CXX to"),
+        "CXX that does not exist": ({"CXX": "/nonexistent/c++"}, "(CXX=/nonexistent/c++)", "install g++"),
         "cache that is a file": ({"SINPE_EXT_CACHE_DIR": str(tmp_path / "file")}, "File exists", CACHE_TODO),
         "shared cache": ({"SINPE_EXT_CACHE_DIR": str(tmp_path / "shared")}, "every user may write", CACHE_TODO),
     }[case]

@@ -36,7 +36,14 @@ def load() -> None:
     facts = sources.build_facts("cpu", root) | {"target": "emulated", "sources": sources.source_hash("cuda", root)}
     facts["flags"] = " ".join(flags())
     with tempfile.TemporaryDirectory() as folder:
-        path, facts = jit.find_or_compile("emulated", forwarding_sources(Path(folder)), root, flags(), facts)
+        path, facts = jit.find_or_compile(
+            "emulated",
+            facts,
+            sources=[str(path) for path in forwarding_sources(Path(folder))],
+            extra_include_paths=sources.include_directories(root),
+            extra_cflags=flags(),
+            extra_ldflags=sources.link_flags("cpu"),
+        )
     loader._load_library(path)
     backend = loader.DeviceBackend("cpu", "compiled", REASON, "emulated", str(path), build=facts)
     loader._backends["cpu"] = backend
