@@ -7,7 +7,7 @@ PYTHON ?= python3
 CMAKE_ARGS ?=
 export CTEST_PARALLEL_LEVEL ?= $(or $(CMAKE_BUILD_PARALLEL_LEVEL),$(shell nproc 2>/dev/null || echo 2))
 
-.PHONY: help demo test test-all bench docs lint format build environment clean distclean \
+.PHONY: help demo test test-all cpp bench docs lint format build environment clean distclean \
         check-peers check-cuda check-cuda-host check-sanitizers check-matrix check-wheels check-exhaustive
 
 help:
@@ -82,18 +82,16 @@ demo: $(call extra,bench) ## set up, then encode a text: accuracy, times, plots 
 
 # tests/support/tiers.py says which tests belong to which target. One worker per core; the workers share the threads.
 PYTEST = python -m pytest -n auto --dist worksteal --durations=10
-test: $(call extra,test) ## set up, then ctest and pytest: every guarantee once, in minutes      ARGS="-k add"
-	@$(ctest) && exec $(PYTEST) -m "not long" $(ARGS)
+test: cpp ## set up, then ctest and pytest: every guarantee once, in minutes      ARGS="-k add"
+	@exec $(PYTEST) -m "not long" $(ARGS)
 
-test-all: $(call extra,test) ## all tests
-	@$(ctest) && exec $(PYTEST) $(ARGS)
+test-all: cpp ## all tests
+	@exec $(PYTEST) $(ARGS)
 
-# Equivalent to `cmake --workflow --preset default`, with CMAKE_ARGS.
-define ctest
-{ if [ -z "$$(for name in $${CXX:-c++ g++ clang++}; do command -v $$name; done)" ]; then \
-  echo "no C++ compiler: the C++ tests are skipped, and everything runs in eager PyTorch"; else \
-  cmake --preset default $(CMAKE_ARGS) && cmake --build --preset default && ctest --preset default; fi; }
-endef
+ctest = cmake --preset $(1) $(CMAKE_ARGS) && cmake --build --preset $(1) && ctest --preset $(1)
+cpp: $(call extra,test) ## the C++ tests                                   PRESET=asan|tsan-threads|arm64-core
+	@if command -v $${CXX:-c++} >/dev/null; then $(call ctest,$(or $(PRESET),default)); else \
+	echo "no C++ compiler: the C++ tests are skipped, and everything runs in eager PyTorch"; fi
 
 bench: $(call extra,bench) ## set up, then the benchmarks                                          ARGS="--quick"
 	@exec python -m benchmarks $(ARGS)
@@ -124,8 +122,8 @@ check-cuda: $(call extra,test) ## compile, link and load the CUDA library withou
 check-cuda-host: $(call extra,dev) ## the tests of CUDA with a CUDA build of torch, on host memory in place of a device
 	@python -m nox -s cuda-on-host -- $(or $(ARGS),tests)
 
-check-sanitizers: $(call extra,test) $(call extra,dev) ## C++ and pytest under AddressSanitizer and UBSan, threads under TSan   ARGS=FILES
-	@cmake --workflow --preset asan && cmake --workflow --preset tsan-threads && python -m nox -s asan -- $(ARGS)
+check-sanitizers: $(call extra,dev) ## C++ and pytest under AddressSanitizer and UBSan, threads under TSan   ARGS=FILES
+	@$(MAKE) cpp PRESET=asan && $(MAKE) cpp PRESET=tsan-threads && python -m nox -s asan -- $(ARGS)
 
 # All libraries are built before the first test run, because each run also loads the libraries built for the other versions.
 check-matrix: $(call extra,dev) ## the tests under torch 2.11, 2.13 and the newest
