@@ -130,7 +130,7 @@ check-matrix: $(call extra,dev) ## the tests under torch 2.11, 2.13 and the newe
 	@python -m nox -s matrix --install-only && python -m nox -R -s matrix -- $(ARGS)
 
 check-wheels: $(call extra,dev) ## build the source distribution and wheels in dist/, and install them
-	@python -m nox -s wheels installs
+	@python -m nox -s wheels
 
 check-exhaustive: $(call extra,test) ## check every float32 entry below position 2^20, dim 512, and more   ARGS=--write
 	@exec python tools/exhaustive.py $(ARGS)

@@ -100,7 +100,8 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def wheels(session: nox.Session) -> None:
-    """Builds the source distribution and wheels in dist/; -- KIND...: SINPE_EXT_BUILD of the wheels (none cpu)."""
+    """Builds the source distribution and wheels in dist/, checks and installs them, and installs the checkout by an
+    isolated build; runs tools/wheel_smoke.py on each; -- KIND...: SINPE_EXT_BUILD of the wheels (none cpu)."""
     install_torch(session, PINNED, *BUILD, *"auditwheel build check-manifest check-wheel-contents twine".split())
     commit_time = str(session.run("git", "log", "-1", "--format=%ct", external=True, silent=True)).strip()
     session.env["SOURCE_DATE_EPOCH"] = os.environ.get("SOURCE_DATE_EPOCH", commit_time)  # for reproducible wheels
@@ -108,31 +109,16 @@ def wheels(session: nox.Session) -> None:
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     for kind in session.posargs or ["none", "cpu"]:
         session.run("python", "-m", "build", "--no-isolation", env={"SINPE_EXT_BUILD": kind})
-    files = sorted(str(path) for path in (ROOT / "dist").glob("sinpe_ext-*"))
-    made = [name for name in files if name.endswith(".whl")]
-    session.run("twine", "check", "--strict", *files)
+    made = sorted(str(path) for path in (ROOT / "dist").glob("*.whl"))
+    session.run("twine", "check", "--strict", *made, *map(str, (ROOT / "dist").glob("*.tar.gz")))
     session.run("check-wheel-contents", *made)
-    for name in made:
-        if "linux" in name:
-            session.run("auditwheel", "show", name)  # the manylinux tag that it qualifies for
     session.run("python", "tools/wheel_contents.py", *made)
-
-
-@nox.session
-@nox.parametrize("torch", [EAGER, OLDEST, PINNED, NEWEST])
-def installs(session: nox.Session, torch: str) -> None:
-    """Installs the wheels of dist/ for this Python, and the pinned torch's also from the sources in an isolated build;
-    runs tools/wheel_smoke.py on each, without a compiler."""
-    python = str(session.run("python", "-c", "import sys; print('cp%d%d' % sys.version_info[:2])", silent=True)).strip()
-    made = [str(p) for p in (ROOT / "dist").glob("*.whl") if f"-{python}-" in p.name or "-py3-none-any" in p.name]
-    if not made:
-        session.error(f"dist/ has no wheel for {python}: nox -s wheels")
-    install_torch(session, torch)
+    checkout = sources(ROOT / "build" / "installs")
     session.chdir(session.create_tmp())  # so that the installed package is imported
-    index = {"PIP_EXTRA_INDEX_URL": os.environ.get("TORCH_INDEX_URL", "")}  # an isolated build installs torch
-    for package in [*made, *([str(sources(ROOT / "build" / "installs"))] if torch == PINNED else [])]:
+    for torch, package in [*((torch, wheel) for torch in (EAGER, PINNED) for wheel in made), (PINNED, str(checkout))]:
+        install_torch(session, torch)
+        index = {"PIP_EXTRA_INDEX_URL": os.environ.get("TORCH_INDEX_URL", "")}  # an isolated build installs torch
         session.install("--force-reinstall", "--no-deps", package, env=index)
-        session.run("python", "-m", "sinpe_ext", "info", env={"SINPE_EXT_JIT": "0"})
         session.run("python", "-W", "ignore", str(ROOT / "tools" / "wheel_smoke.py"), env={"SINPE_EXT_JIT": "0"})
 
 

@@ -367,11 +367,12 @@ def core_module() -> tuple[object | None, str]:
     manifest = sources.read_json(PACKAGE / sources.MANIFEST)
     built = manifest.get("libraries", {}).get("core")
     root = sources.source_root(PACKAGE)
-    if built and root is not None and sources.source_hash("core", root) != built["sources"]:
+    if not built:
+        return None, manifest.get("core_reason") or manifest.get("reason") or "nothing was built at install time"
+    if root is not None and sources.source_hash("core", root) != built["sources"]:
         return None, "_core was built from other sources; reinstall sinpe_ext"
     try:
         from .. import _core  # type: ignore[attr-defined]
     except ImportError as error:
-        why = manifest.get("core_reason") or manifest.get("reason")
-        return None, why or (f"_core cannot be imported: {error}" if built else "nothing was built at install time")
+        return None, f"_core cannot be imported: {error}"
     return _core, "built at install time"
