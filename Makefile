@@ -63,7 +63,7 @@ BUILT = $(STAMP)-build-$(SINPE_EXT_BUILD)
 ifeq ($(wildcard sinpe_ext/_build.json),)
 $(shell rm -f $(STAMP)-build-*)
 endif
-$(BUILT): $(STAMP)-torch-$(TORCH) $(shell find csrc -type f) pyproject.toml setup.py sinpe_ext/backend/sources.py sinpe_ext/_version.py
+$(BUILT): $(STAMP)-torch-$(TORCH) $(shell find csrc) pyproject.toml setup.py sinpe_ext/backend/sources.py sinpe_ext/_version.py
 	$(call quietly,installing the build tools,$(PIP) "setuptools>=77" "pybind11>=2.13" ninja numpy)
 	$(call quietly,building and installing sinpe_ext (editable),$(PIP) --no-build-isolation --no-deps -e .)
 	@sed -n 's/^ *"reason": "\(.*\)".*/setup: no compiled library: \1/p' sinpe_ext/_build.json >&2; touch $@
