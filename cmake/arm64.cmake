@@ -1,4 +1,4 @@
-# Toolchain file for arm64 Linux; ctest runs the tests under qemu-user. Used by `cmake --workflow --preset arm64`, or:
+# Toolchain file for arm64 Linux; ctest runs the tests under qemu-user. Used by `make cpp PRESET=arm64-core`, or:
 #   cmake -S . -B build/arm64/by-hand -DCMAKE_TOOLCHAIN_FILE=cmake/arm64.cmake
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)

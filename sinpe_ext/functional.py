@@ -92,7 +92,7 @@ def table(
         from .distributed import table as sharded
 
         return sharded.table(table, TableArguments(*arguments), device_mesh, placements)
-    result = None if _is_compiling() else loader.choices["table"](arguments)
+    result = None if _is_compiling() else loader.fast_functions["table"](arguments)
     return tables.table(TableArguments(*arguments)) if result is None else result
 
 
@@ -131,7 +131,7 @@ def encode(
     Gradient:
         for float positions, of any order.
     """
-    result = None if _is_compiling() else loader.choices["encode"](positions, encoding, dtype, dim)
+    result = None if _is_compiling() else loader.fast_functions["encode"](positions, encoding, dtype, dim)
     if result is not None:
         return result
     if _is_compiling():
@@ -218,7 +218,7 @@ def add(
     arguments = (x, encoding, positions, start, scale, alpha, dropout, seed, padding_mask,
              seq_dim, channel_dim, grid_shape, extra_tokens)  # fmt: skip
     # `fast_add` of csrc/pybind/fast_path/add.h; None for a call that it does not support.
-    result = None if _is_compiling() else loader.choices["add"](arguments, out)
+    result = None if _is_compiling() else loader.fast_functions["add"](arguments, out)
     if result is not None:
         return result
     call = add_call(AddArguments(*arguments))
@@ -255,7 +255,7 @@ def add_(
     """
     arguments = (x, encoding, positions, start, scale, alpha, dropout, seed, padding_mask,
              seq_dim, channel_dim, grid_shape, extra_tokens)  # fmt: skip
-    result = None if _is_compiling() else loader.choices["add"](arguments, x)
+    result = None if _is_compiling() else loader.fast_functions["add"](arguments, x)
     if result is not None:
         return result
     return add_call(AddArguments(*arguments)).result_in_place()
@@ -310,7 +310,7 @@ def embed(
     """
     arguments = (ids, weight, encoding, positions, start, scale, alpha, dropout, seed,
              padding_idx, padding_mask, sparse, encode_padding, seq_dim)  # fmt: skip
-    result = None if _is_compiling() else loader.choices["embed"](arguments)
+    result = None if _is_compiling() else loader.fast_functions["embed"](arguments)
     return embed_call(EmbedArguments(*arguments)).result() if result is None else result
 
 

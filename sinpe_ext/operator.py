@@ -191,7 +191,7 @@ class Operator:
             )
         on_cpu = operands[0].is_cpu
         device_type = "cpu" if on_cpu else operands[0].device.type
-        if not loader.choices.get(device_type) and not loader.compiled(device_type):
+        if not loader.uses_kernels.get(device_type) and not loader.compiled(device_type):
             # A subclass with its own dispatch may not support writing into the reference's ordinary tensors.
             has_own_dispatch = any(map(torch_state.has_own_dispatch, given))
             return self._dispatched(operands) if has_own_dispatch else self.reference(*operands)

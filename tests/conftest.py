@@ -105,14 +105,13 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 
 def _load_emulated() -> None:
-    """Must run before the CPU library is loaded: an operator cannot have two implementations."""
-    from sinpe_ext.backend import loader
-    from sinpe_ext.backend.compilation import BuildUnavailable
+    import emulated_library
 
-    assert "cpu" not in loader.backends(), "the CPU library is already loaded"
+    from sinpe_ext.backend.sources import BuildUnavailable
+
     os.environ.pop("SINPE_EXT_BACKEND", None)
     try:
-        loader.emulate()
+        emulated_library.load()
     except BuildUnavailable as error:
         pytest.exit(f"--require-backend=emulated: {error.reason}\n{error.todo}", returncode=1)
 

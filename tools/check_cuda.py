@@ -22,13 +22,13 @@ from pathlib import Path
 
 import torch
 
-from sinpe_ext.backend import compilation, cuda_compiler
+from sinpe_ext.backend import sources
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 OUT = ROOT / "build" / "cuda-check"
 ARCHITECTURES = "7.5 8.0 9.0 10.0 12.0"
-INCLUDE = [f"-I{folder}" for folder in compilation.include_directories(CSRC)]
+INCLUDE = [f"-I{folder}" for folder in sources.include_directories(CSRC)]
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 # Functions that a header declares and only some of the including files use are not an error.
 KERNEL_WARNINGS = ["-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Wno-unused-function,-Wno-unknown-pragmas"]
@@ -62,7 +62,7 @@ def run(*command: object) -> str:
 
 def compile_kernels(nvcc: str, architectures: list[str]) -> list[Path]:
     numbers = [name.replace(".", "") for name in architectures]
-    flags = [*cuda_compiler.compile_flags(), "-Xcompiler", "-fPIC", *INCLUDE, *KERNEL_WARNINGS]
+    flags = [*sources.nvcc_flags(), "-Xcompiler", "-fPIC", *INCLUDE, *KERNEL_WARNINGS]
     flags += [f"-gencode=arch=compute_{number},code=sm_{number}" for number in numbers]
 
     def compiled(source: Path) -> Path:
@@ -74,14 +74,14 @@ def compile_kernels(nvcc: str, architectures: list[str]) -> list[Path]:
 
 
 def kernel_sources(suffix: str) -> list[Path]:
-    return [path for path in compilation.sources("cuda", CSRC) if path.suffix == suffix]
+    return [path for path in sources.sources("cuda", CSRC) if path.suffix == suffix]
 
 
 def link(nvcc: str, kernels: list[Path]) -> Path:
     """Compiles the binding, and links the library as an installation does: with nvcc's static CUDA runtime."""
     folder, objects = Path(torch.__file__).parent, list(kernels)
     headers = [folder / "include", folder / "include" / "torch" / "csrc" / "api" / "include"]
-    flags = ["-std=c++20", "-fPIC", *compilation.compile_flags("cuda"), *WARNINGS, *INCLUDE]
+    flags = ["-std=c++20", "-fPIC", *sources.compile_flags("cuda"), *WARNINGS, *INCLUDE]
     for source in kernel_sources(".cpp"):
         objects.append(OUT / f"{source.name}.o")
         run(
@@ -119,7 +119,7 @@ def main() -> None:
     print(f"check-cuda: linked with torch {torch.__version__}, CUDA {torch.version.cuda}", flush=True)
     print(run(sys.executable, "-c", LOADS, library), end="")
     first = architectures[0].replace(".", "")
-    flags = [*cuda_compiler.compile_flags(), *INCLUDE, f"-I{ROOT / 'tests' / 'cpp'}", f"-arch=sm_{first}"]
+    flags = [*sources.nvcc_flags(), *INCLUDE, f"-I{ROOT / 'tests' / 'cpp'}", f"-arch=sm_{first}"]
     run(nvcc, *flags, ROOT / "benchmarks" / "cuda_kernels.cu", *kernels, "-o", OUT / "time_cuda_kernels")
     print(f"check-cuda: all kernels for {' '.join(architectures)} without spilled registers")
 

@@ -61,9 +61,9 @@ def libraries(path: Path, content: dict[str, bytes]) -> list[str]:
 
 def source_hash(target: str, root: Path) -> str:
     sys.path.append(str(ROOT))
-    from sinpe_ext.backend import compilation
+    from sinpe_ext.backend import sources
 
-    return compilation.source_hash(target, root)
+    return sources.source_hash(target, root)
 
 
 def build_paths(content: dict[str, bytes]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Calls each operation of an installed wheel once; the exit status is 1 if a result is wrong: `nox -s wheel-smoke`.
+"""Calls each operation of an installed wheel once; the exit status is 1 if a result is wrong: `nox -s wheels`.
 
 The results of `calls` have the same bits on every backend and with every torch. A wheel with a CPU library must use it
 with torch 2.11 and newer, and must run eager PyTorch and give the reason with older versions. A pure wheel runs eager

@@ -1,8 +1,6 @@
 /* Written by `python -m sinpe_ext export`; change the encoding and export again.
  *
  * Encoding(6)
- * value = 1 * sin or cos of (position * w), layout interleaved
- * w(i) = 1 * 10000 ^ (-1 * i / (3 - 0)), pairs i = 0, 1, 2, ...
  *
  * Use: sinpe_table(paper6, paper6_words, ...) and the other functions of sinpe/sinpe.h.
  */

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .._version import __version__
-from . import build_cache, loader
-from .compilation import BuildUnavailable
+from . import jit, loader
 from .loader import DeviceBackend
+from .sources import BuildUnavailable
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,6 @@ class BackendInfo:
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields as a dict that can be written as JSON; `devices` is a dict by device type."""
         fields = asdict(self)
-        for entry in fields["devices"]:  # build facts are strings, so None was recorded as str(torch.version.cuda)
-            entry["build"] = {key: None if value == "None" else value for key, value in entry["build"].items()}
         fields["devices"] = {entry["device"]: entry for entry in fields["devices"]}
         return fields
 
@@ -87,11 +85,9 @@ class BackendInfo:
 
 def _how_built(facts: dict[str, Any]) -> str:
     """A line on the compilers of a build and the versions that it was built for."""
-    text = f"built by {facts.get('compiler_version')} for torch {facts.get('torch')}"
-    if "architectures" not in facts:
-        return text
-    nvcc = f" and nvcc {facts['nvcc_version']}" if facts.get("nvcc_version") else ""
-    return text.replace(" for torch", f"{nvcc} for torch") + f", architectures {facts['architectures']}"
+    nvcc = f" and nvcc {facts['nvcc_version']}" if "nvcc_version" in facts else ""
+    text = f"built by {facts.get('compiler_version')}{nvcc} for torch {facts.get('torch')}"
+    return f"{text}, architectures {facts['architectures']}" if "architectures" in facts else text
 
 
 def _indented(text: str) -> str:
@@ -115,73 +111,54 @@ def backend_info() -> BackendInfo:
         ValueError for an invalid value of SINPE_EXT_BACKEND.
     """
     setting = loader.setting()
-    devices = [_under(setting, device) for device in ("cpu", "cuda")]
-    devices += [backend for name, backend in loader.backends().items() if name not in ("cpu", "cuda")]
+    torch = _torch()
+    cpu, cuda = (_under(setting, device, torch) for device in ("cpu", "cuda"))
+    others = [backend for name, backend in loader.backends().items() if name not in ("cpu", "cuda")]
+    core: Any
     core, core_reason = loader.core_module()
+    try:
+        cache_dir = str(jit.cache_path())
+    except BuildUnavailable as error:
+        cache_dir = f"none: {error.reason}; {error.todo}"
+    instruction_set = core.isa() if core is not None else None  # of the module for NumPy
     return BackendInfo(
         version=__version__,
-        torch=_torch_version(),
+        torch=str(torch.__version__) if torch else None,
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
         setting=setting,
-        devices=tuple(devices),
-        instruction_set=_instruction_set(devices[0], core),
-        cuda_arithmetic=_cuda_arithmetic(devices[1]),
-        threads=_threads(),
-        cache_dir=_cache_directory(),
+        devices=(cpu, cuda, *others),
+        instruction_set=_fact(cpu, "cpu_isa") or instruction_set,
+        cuda_arithmetic=_fact(cuda, "cuda_arithmetic"),
+        threads=torch.get_num_threads() if torch else os.cpu_count() or 1,
+        cache_dir=cache_dir,
         core=core is not None,
         core_reason=core_reason,
     )
 
 
-def _under(setting: str, device: str) -> DeviceBackend:
+def _torch() -> Any:
+    """The module torch, None if it is not installed."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch
+
+
+def _under(setting: str, device: str, torch: Any) -> DeviceBackend:
     """The backend of a device under a setting. Under "eager" no library is loaded for the report."""
-    if setting != "eager" or _torch_version() is None:
+    if setting != "eager" or torch is None:
         return loader.resolve(device)
     if loader.chosen_in_code():
         return DeviceBackend(device, "eager", 'chosen by use_backend("eager")', todo='use_backend("auto")')
     return DeviceBackend(device, "eager", "chosen by SINPE_EXT_BACKEND=eager", todo="unset SINPE_EXT_BACKEND")
 
 
-def _torch_version() -> str | None:
-    """The version of torch, None if it is not installed."""
-    try:
-        import torch
-    except ImportError:
-        return None
-    return str(torch.__version__)
-
-
-def _instruction_set(cpu: DeviceBackend, core: Any) -> str | None:
-    """The instruction set of the CPU kernels, of torch's library or else of the NumPy module; None without either."""
-    if cpu.backend == "compiled":
-        import torch
-
-        return str(torch.ops.sinpe_ext.cpu_isa.default())
-    return str(core.isa()) if core is not None else None
-
-
-def _cuda_arithmetic(cuda: DeviceBackend) -> str | None:
-    """The arithmetic of the CUDA kernels for float32; None if no library is loaded."""
-    if cuda.backend != "compiled":
+def _fact(device: DeviceBackend, name: str) -> str | None:
+    """What the operator of this name says about the loaded library of a device; None if no library is loaded."""
+    if device.backend != "compiled":
         return None
     import torch
 
-    return str(torch.ops.sinpe_ext.cuda_arithmetic.default())
-
-
-def _cache_directory() -> str:
-    """The directory of the JIT cache, or why there is none."""
-    try:
-        return str(build_cache.directory())
-    except BuildUnavailable as error:
-        return f"none: {error.reason}; {error.todo}"
-
-
-def _threads() -> int:
-    """The number of threads of torch, without torch the cores that this process may use."""
-    if _torch_version() is None:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    import torch
-
-    return int(torch.get_num_threads())
+    return str(getattr(torch.ops.sinpe_ext, name).default())

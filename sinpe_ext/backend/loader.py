@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -17,9 +16,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from . import compilation, cuda_compiler
-from .compilation import MIN_TORCH_COMPILED, BuildUnavailable
+from . import jit, sources
 from .registration import fragment, once
+from .sources import BuildUnavailable
 
 SETTINGS = ("auto", "compiled", "eager")
 DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # the devices for which there are kernels
@@ -49,24 +48,28 @@ class DeviceBackend:
 _lock = threading.RLock()
 _setting: str | None = None  # None: SINPE_EXT_BACKEND decides
 _backends: dict[str, DeviceBackend] = {}  # device type -> result of loading, independent of the setting
-_errors: dict[str, BuildUnavailable] = {}  # device type -> why the last attempt at a library failed
-_warned: set[str] = set()
 set_up_fast_path: Callable[[Any], bool] | None = None  # of operations/fast_path.py: whether _core can be used
 
 
-class Choices(dict[str, Any]):
-    """What serves calls under one setting, chosen on first use: for a device type, whether compiled kernels do; for one
-    of FAST_FUNCTIONS, the function of the module `_core`, or one that returns None if that cannot be used."""
+class DeviceTypes(dict[str, bool]):
+    """Device type -> whether the compiled kernels serve it under the current setting, determined on first use."""
 
-    def __missing__(self, name: str) -> Any:
-        if name not in FAST_FUNCTIONS:
-            return _choose(name)
+    def __missing__(self, device_type: str) -> bool:
+        answer = self[device_type] = _is_compiled(device_type)
+        return answer
+
+
+class FastFunctions(dict[str, Callable[..., Any]]):
+    """Name in FAST_FUNCTIONS -> the function of the module `_core`, or one that returns None if that cannot be used."""
+
+    def __missing__(self, name: str) -> Callable[..., Any]:
         module = fast_path_module()
         function = self[name] = _unsupported if module is None else getattr(module, f"fast_{name}")
         return function
 
 
-choices = Choices()
+uses_kernels = DeviceTypes()
+fast_functions = FastFunctions()
 
 
 def _new_lock_after_fork() -> None:
@@ -81,8 +84,7 @@ if hasattr(os, "register_at_fork"):
 
 def compiled(device_type: str) -> bool:
     """Whether the compiled kernels serve this device type. Loads the library on first use; later a dict lookup."""
-    answer: bool = choices[device_type]
-    return answer
+    return uses_kernels[device_type]
 
 
 def setting() -> str:
@@ -152,22 +154,20 @@ class use_backend:
 
 
 def _set(name: str | None) -> None:
-    """Sets the backend and clears the choices that were made under the previous setting."""
-    global _setting, choices
-    _setting, choices = name, Choices()  # a thread that is still choosing under the old setting writes to the old dict
+    """Sets the backend and forgets what was determined under the previous setting."""
+    global _setting, uses_kernels, fast_functions
+    # New dicts: a thread that is still determining something under the old setting writes to the old ones.
+    _setting, uses_kernels, fast_functions = name, DeviceTypes(), FastFunctions()
 
 
-def _choose(device_type: str) -> bool:
-    """`compiled` for a device type that is not in `choices` yet, to which it is added."""
-    chosen, wanted = choices, setting()
+def _is_compiled(device_type: str) -> bool:
+    """Whether the compiled kernels serve a device type under the current setting. Loads the library on first use."""
+    wanted = setting()
     if wanted == "eager" or device_type == "meta":
-        answer = False
-    elif wanted == "compiled":
-        answer = _require_compiled(device_type)
-    else:
-        answer = resolve(device_type).backend == "compiled"
-    chosen[device_type] = answer
-    return answer
+        return False
+    if wanted == "compiled":
+        return _require_compiled(device_type)
+    return resolve(device_type).backend == "compiled"
 
 
 def _require_compiled(device_type: str) -> bool:
@@ -181,22 +181,6 @@ def _require_compiled(device_type: str) -> bool:
     return True
 
 
-def emulate() -> DeviceBackend:
-    """For tests and tools: makes the CUDA kernels, compiled as plain C++, serve CPU tensors.
-
-    Must be called before the CPU library is loaded. Raises BuildUnavailable if that is too late or the build fails.
-    """
-    from . import jit
-
-    if "cpu" not in _backends:
-        path, facts = jit.library("emulated", _load_library)
-        reason = "the CUDA kernels, compiled as C++"
-        _backends["cpu"] = DeviceBackend("cpu", "compiled", reason, "emulated", str(path), build=facts)
-    if _backends["cpu"].how != "emulated":
-        raise BuildUnavailable("the CPU library is loaded already", "emulate before any call of sinpe_ext")
-    return _backends["cpu"]
-
-
 def resolve(device_type: str) -> DeviceBackend:
     """The backend that "auto" selects for this device type. Loads the library if that was not tried yet."""
     backend = _backends.get(device_type)
@@ -204,77 +188,63 @@ def resolve(device_type: str) -> DeviceBackend:
         with _lock:
             backend = _backends.get(device_type)
             if backend is None:
-                backend = _load(device_type) if device_type in DISPATCH_KEYS else _without_kernels(device_type)
+                if device_type in DISPATCH_KEYS:
+                    backend = _load(device_type)
+                else:
+                    reason = f"there are no {device_type} kernels; eager PyTorch runs on the device"
+                    backend = DeviceBackend(device_type, "eager", reason)
                 _backends[device_type] = backend
-                _warn_once(device_type)
     return backend
 
 
-def _without_kernels(device_type: str) -> DeviceBackend:
-    """The eager backend of a device type for which there are no kernels."""
-    if device_type == "meta":
-        return DeviceBackend(device_type, "eager", "meta tensors hold no data")
-    return DeviceBackend(device_type, "eager", f"there are no {device_type} kernels; eager PyTorch runs on the device")
-
-
 def _load(device: str, verbose: bool = False) -> DeviceBackend:
-    """Loads the prebuilt library or compiles one; on failure the eager backend with the reason."""
+    """Loads the prebuilt library or compiles one; on failure the eager backend with the reason.
+
+    Warns if a build failed. A missing compiler is only a reason in backend_info().
+    """
     try:
-        import torch
+        sources.check_torch(device)
     except ImportError as error:
         return DeviceBackend(device, "none", f"torch cannot be imported: {error}", todo="pip install torch")
-    oldest = ".".join(map(str, MIN_TORCH_COMPILED))
-    if compilation.parse_version(str(torch.__version__)) < MIN_TORCH_COMPILED:
-        reason = f"torch {torch.__version__} is older than {oldest}, the oldest that the kernels run on"
-        return DeviceBackend(device, "eager", reason, todo=f'pip install "torch>={oldest}"')
-    if sys.platform == "win32":
-        return DeviceBackend(device, "eager", "no kernels are built on Windows yet")
-    if device == "cuda":
-        missing = cuda_compiler.no_cuda_torch(str(torch.__version__), torch.version.cuda, torch.version.hip)
-        if missing:
-            return DeviceBackend(device, "eager", missing.reason, todo=missing.todo)
-        _check_arithmetic()
+    except BuildUnavailable as error:
+        return DeviceBackend(device, "eager", error.reason, todo=error.todo)
+    _check_variable("SINPE_EXT_JIT", "0", "1")
+    _check_variable("SINPE_EXT_CUDA_ARITHMETIC", "single", "double")
     try:
         return _load_prebuilt(device)
     except BuildUnavailable as error:
         no_prebuilt = error.reason
-        _record_failure(device, error)
-    if os.environ.get("SINPE_EXT_JIT", "1") == "0":
+    if os.environ.get("SINPE_EXT_JIT") == "0":
         reason = f"{no_prebuilt}; compiling on first use is switched off (SINPE_EXT_JIT=0)"
         tools = "nvcc" if device == "cuda" else "a C++ compiler"
         return DeviceBackend(device, "eager", reason, todo=f"unset SINPE_EXT_JIT or reinstall with {tools}")
-    if device == "cuda" and not names_architectures() and not torch.cuda.is_available():
-        reason = f"{no_prebuilt}; no CUDA device is visible, and TORCH_CUDA_ARCH_LIST names none to compile for"
-        return DeviceBackend(device, "eager", reason, todo="make a device visible or set TORCH_CUDA_ARCH_LIST")
-    from . import jit
-
     try:
-        path, facts = jit.library(device, lambda path: _load_library(path, device), verbose)
+        path, facts = jit.library(device, verbose)
+        try:
+            _load_library(path, device)
+        except OSError as error:
+            raise BuildUnavailable(f"{path} does not load: {error}", f"delete {path.parent} and try again") from error
     except BuildUnavailable as error:
-        _record_failure(device, error)
+        if error.failed:
+            text = f"sinpe_ext runs eager PyTorch on {device} devices: {error.reason}\n{error.todo}"
+            warnings.warn(text, UserWarning, stacklevel=4)
         return DeviceBackend(device, "eager", f"{no_prebuilt}; compiling on first use: {error.reason}", todo=error.todo)
     return DeviceBackend(device, "compiled", f"{no_prebuilt}; compiled on first use", "jit", str(path), build=facts)
 
 
-def names_architectures() -> bool:
-    """Whether TORCH_CUDA_ARCH_LIST names an architecture; spaces and separators alone do not count."""
-    return bool(os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip(" \t\n,;"))
-
-
-def _check_arithmetic() -> None:
-    """Raises ValueError for an invalid SINPE_EXT_CUDA_ARITHMETIC, which the library itself would ignore."""
-    chosen = os.environ.get("SINPE_EXT_CUDA_ARITHMETIC", "")
-    if chosen not in ("", "single", "double"):
-        raise ValueError(f"SINPE_EXT_CUDA_ARITHMETIC: expected single, double or nothing, got {chosen!r}; unset it")
+def _check_variable(name: str, *values: str) -> None:
+    """Raises ValueError if an environment variable is set to another value, which would have no effect."""
+    chosen = os.environ.get(name, "")
+    if chosen not in ("", *values):
+        raise ValueError(f"{name}: expected {' or '.join(values)}, got {chosen!r}; unset it")
 
 
 def _load_prebuilt(device: str, package: Path = PACKAGE) -> DeviceBackend:
     """Loads the library that setup.py built. Raises BuildUnavailable if there is none, or if it does not fit.
 
-    It does not fit if it is damaged, older than the sources, or (CUDA) not built for this CUDA version and the visible
-    devices.
+    It does not fit if it was built from other sources, or (CUDA) for another CUDA version or other devices.
     """
-    manifest = compilation.read_json(package / compilation.MANIFEST)
+    manifest = sources.read_json(package / sources.MANIFEST)
     built = manifest.get("libraries", {}).get(device)
     if not built:
         reason = manifest.get("cuda_reason") if device == "cuda" else None
@@ -282,11 +252,9 @@ def _load_prebuilt(device: str, package: Path = PACKAGE) -> DeviceBackend:
     path = package / built["file"]
     if not path.is_file():
         raise BuildUnavailable(f"the prebuilt library {path} does not exist")
-    if compilation.is_truncated(path):
-        raise BuildUnavailable(f"the prebuilt library {path} is damaged: its end is missing")
-    root = compilation.source_root(package)
-    if root is not None and compilation.source_hash(device, root) != built["sources"]:
-        raise BuildUnavailable("the prebuilt library is older than the sources")
+    root = sources.source_root(package)
+    if root is not None and sources.source_hash(device, root) != built["sources"]:
+        raise BuildUnavailable("the prebuilt library was built from other sources")
     if device == "cuda":
         _check_cuda_build(built)
     try:
@@ -304,8 +272,8 @@ def _check_cuda_build(built: dict[str, Any]) -> None:
     cuda = str(built.get("cuda"))
     if cuda.split(".")[0] != str(torch.version.cuda).split(".")[0]:
         raise BuildUnavailable(f"the prebuilt library is of CUDA {cuda}, and torch of CUDA {torch.version.cuda}")
-    for capability in cuda_compiler.device_capabilities():
-        if not cuda_compiler.serves(built["architectures"].split(), capability):
+    for capability in sources.device_capabilities():
+        if not sources.has_code_for(built["architectures"], capability):
             raise BuildUnavailable(
                 "the prebuilt library holds no code for a device of compute capability {}.{}, but for {}".format(
                     *capability, built["architectures"]
@@ -350,30 +318,17 @@ def _define_facts() -> None:
     once("facts", define)
 
 
-def _record_failure(device: str, error: BuildUnavailable) -> None:
-    """Records why a library is not available, for `_warn_once`."""
-    _errors[device] = error
-
-
-def _warn_once(device: str) -> None:
-    """Warns once per device type if a build failed. A missing compiler is only a reason in backend_info()."""
-    error = _errors.get(device)
-    if error is not None and error.failed and device not in _warned:
-        _warned.add(device)
-        warnings.warn(
-            f"sinpe_ext runs eager PyTorch on {device} devices: {error.reason}\n{error.todo}", UserWarning, stacklevel=4
-        )
-
-
 def build(device: str = "cpu", verbose: bool = False) -> str:
     """Loads the compiled backend, compiling it if necessary, and returns its path: ``python -m sinpe_ext build``.
 
     Tries again after an earlier failure. Raises BackendUnavailableError with the reason if it fails.
     """
     with _lock:
-        if device in DISPATCH_KEYS and _is_missing(device):
-            _backends[device] = _load(device, verbose)
-            choices.pop(device, None)
+        if device in DISPATCH_KEYS and (device not in _backends or _backends[device].backend != "compiled"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the error says the same
+                _backends[device] = _load(device, verbose)
+            uses_kernels.pop(device, None)
         _require_compiled(device)
         return str(resolve(device).library)
 
@@ -381,11 +336,11 @@ def build(device: str = "cpu", verbose: bool = False) -> str:
 def buildable() -> list[str]:
     """The device types to build for here: the CPU, and CUDA if torch supports it and the architectures are known."""
     try:
-        import torch
-    except ImportError:
+        sources.check_torch("cuda")
+        sources.architectures()
+    except (ImportError, BuildUnavailable):
         return ["cpu"]
-    has_cuda = torch.version.cuda is not None and (names_architectures() or torch.cuda.is_available())
-    return ["cpu", "cuda"] if has_cuda else ["cpu"]
+    return ["cpu", "cuda"]
 
 
 def backends() -> dict[str, DeviceBackend]:
@@ -393,19 +348,13 @@ def backends() -> dict[str, DeviceBackend]:
     return dict(_backends)
 
 
-def _is_missing(device_type: str) -> bool:
-    """Whether no compiled library is loaded for this device type."""
-    backend = _backends.get(device_type)
-    return backend is None or backend.backend != "compiled"
-
-
 def fast_path_module() -> Any:
     """The module _core for calls without the general path, or None if it cannot be used.
 
-    It can be used if the compiled backend serves the CPU with the library built at install time (or the emulated one),
-    and `set_up_fast_path(module)` returns True.
+    It can be used if the compiled backend serves the CPU, not with a library compiled on first use, and
+    `set_up_fast_path(module)` returns True.
     """
-    module: Any = core_module()[0] if compiled("cpu") and resolve("cpu").how in ("prebuilt", "emulated") else None
+    module: Any = core_module()[0] if compiled("cpu") and resolve("cpu").how != "jit" else None
     return module if module is not None and set_up_fast_path is not None and set_up_fast_path(module) else None
 
 
@@ -415,14 +364,15 @@ def _unsupported(*arguments: object) -> None:
 
 def core_module() -> tuple[object | None, str]:
     """(module, reason): the pybind11 module _core, which needs no torch, or None if it is missing or out of date."""
-    manifest = compilation.read_json(PACKAGE / compilation.MANIFEST)
+    manifest = sources.read_json(PACKAGE / sources.MANIFEST)
     built = manifest.get("libraries", {}).get("core")
-    root = compilation.source_root(PACKAGE)
-    if built and root is not None and compilation.source_hash("core", root) != built["sources"]:
-        return None, "_core is older than the sources; reinstall sinpe_ext"
+    root = sources.source_root(PACKAGE)
+    if not built:
+        return None, manifest.get("core_reason") or manifest.get("reason") or "nothing was built at install time"
+    if root is not None and sources.source_hash("core", root) != built["sources"]:
+        return None, "_core was built from other sources; reinstall sinpe_ext"
     try:
         from .. import _core  # type: ignore[attr-defined]
     except ImportError as error:
-        why = manifest.get("core_reason") or manifest.get("reason")
-        return None, why or (f"_core cannot be imported: {error}" if built else "nothing was built at install time")
+        return None, f"_core cannot be imported: {error}"
     return _core, "built at install time"

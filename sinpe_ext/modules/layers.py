@@ -190,7 +190,7 @@ class SinusoidalPositionalEncoding(nn.Module):
         arguments = (x, self.encoding, positions, start, self.scale, self.alpha, p, seed, padding_mask,
                  seq_dim, self.channel_dim, grid_shape, self.extra_tokens)  # fmt: skip
         is_limited = self.max_len is not None and (positions is not None or not self._is_within(x, start, seq_dim))
-        encoded = None if is_limited or _is_compiling() else loader.choices["add"](arguments, None)
+        encoded = None if is_limited or _is_compiling() else loader.fast_functions["add"](arguments, None)
         if encoded is None:
             call = add_call(AddArguments(*arguments))
             if self.max_len is not None:
@@ -368,7 +368,7 @@ class SinusoidalEmbedding(nn.Embedding):
         arguments = (ids, self.weight, self.encoding, positions, start, self.scale, self.alpha, p, seed,
                  self.padding_idx, padding_mask, self.sparse, self.encode_padding, seq_dim)  # fmt: skip
         is_limited = self.max_len is not None and (positions is not None or not self._is_within(ids, start, seq_dim))
-        encoded = None if is_limited or _is_compiling() else loader.choices["embed"](arguments)
+        encoded = None if is_limited or _is_compiling() else loader.fast_functions["embed"](arguments)
         if encoded is None:
             call = embed_call(EmbedArguments(*arguments))
             if self.max_len is not None:

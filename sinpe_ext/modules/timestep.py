@@ -95,7 +95,7 @@ class TimestepEncoding(nn.Module):
         if not torch.compiler.is_compiling():
             if _range_checks:
                 _warn_of_fractions(t, self.encoding)
-            rows: Tensor | None = loader.choices["encode"](t, self.encoding, self.dtype, None)
+            rows: Tensor | None = loader.fast_functions["encode"](t, self.encoding, self.dtype, None)
             if rows is not None:
                 return rows
         if shared.is_fx_proxy(t):

@@ -1,8 +1,8 @@
 """What `csrc/pybind/fast_path/`, which checks and runs most calls, needs of Python: plans, grids, seeds, autograd.
 
 Such a call takes microseconds, of which checks in Python and torch's dispatcher would take most. The functions of C,
-`loader.choices["add"]` and so on, return None for arguments that they do not take; the caller then takes the general
-path, which raises the error messages. If the installation has not built the module `_core`, they take none.
+`loader.fast_functions["add"]` and so on, return None for arguments that they do not take; the caller then takes the
+general path, which raises the error messages. If the installation has not built the module `_core`, they take none.
 """
 
 from __future__ import annotations
@@ -106,13 +106,13 @@ class RecordedAdd(torch.autograd.Function):
         is_compiling = torch.compiler.is_compiling()
         if ctx.needs_input_grad[1]:
             if drop_threshold and not is_compiling:
-                of_x = loader.choices["dropout"](grad, *ctx.numbers)
+                of_x = loader.fast_functions["dropout"](grad, *ctx.numbers)
             if of_x is None:
                 of_x = scaled(Dropout(grad, _seed_tensor(seed, drop_threshold, grad.device), drop_threshold, scale))
         if ctx.needs_input_grad[2]:
             (plan,), alpha = ctx.saved_tensors, ctx.alpha
             if not is_compiling:
-                sum_of_rows = loader.choices["alpha_gradient"](grad, plan, ctx.start)
+                sum_of_rows = loader.fast_functions["alpha_gradient"](grad, plan, ctx.start)
             if sum_of_rows is None:
                 of_alpha = alpha_gradient(grad, Add(grad, plan, alpha=alpha, start=ctx.start))
             else:

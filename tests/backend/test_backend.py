@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import shutil
 import sys
 import warnings
 from pathlib import Path
@@ -15,7 +16,7 @@ from build_support import PREAMBLE, needs_compiler, write_script, write_small_so
 from children import environment, forked, run
 
 import sinpe_ext
-from sinpe_ext.backend import compilation, cuda_compiler, loader
+from sinpe_ext.backend import jit, loader, sources
 from sinpe_ext.backend.loader import BackendUnavailableError, DeviceBackend, use_backend
 
 REPORT = """
@@ -68,7 +69,7 @@ def test_use_backend_is_a_setter_and_a_context_manager(monkeypatch):
     monkeypatch.delenv("SINPE_EXT_BACKEND", raising=False)
     monkeypatch.setattr(loader, "_setting", None)
     monkeypatch.setattr(loader, "_backends", {"cpu": DeviceBackend("cpu", "compiled", "for this test")})
-    monkeypatch.setattr(loader, "choices", loader.Choices())
+    monkeypatch.setattr(loader, "uses_kernels", loader.DeviceTypes())
     assert loader.setting() == "auto" and loader.compiled("cpu")
     with use_backend("eager") as inside:
         assert not loader.compiled("cpu")
@@ -91,7 +92,7 @@ def auto(monkeypatch: pytest.MonkeyPatch) -> None:
     """The setting "auto", with no library to load for it."""
     monkeypatch.setattr(loader, "_setting", "auto")
     monkeypatch.setattr(loader, "_backends", {"cpu": DeviceBackend("cpu", "compiled", "for this test")})
-    monkeypatch.setattr(loader, "choices", loader.Choices())
+    monkeypatch.setattr(loader, "uses_kernels", loader.DeviceTypes())
 
 
 def test_use_backend_object_is_reusable(auto):
@@ -176,16 +177,16 @@ def test_use_backend_rejects_an_unknown_name():
 
 def test_unknown_cuda_arithmetic_is_rejected(monkeypatch):
     """Checked before the CUDA library is loaded, which reads the variable without checking it."""
-    monkeypatch.setattr(cuda_compiler, "no_cuda_torch", lambda *torch: None)
+    monkeypatch.setattr(sources, "check_torch", lambda device: None)
     monkeypatch.setenv("SINPE_EXT_CUDA_ARITHMETIC", "half")
-    with pytest.raises(ValueError, match="^SINPE_EXT_CUDA_ARITHMETIC: expected single, double or nothing, got 'half'"):
+    with pytest.raises(ValueError, match="^SINPE_EXT_CUDA_ARITHMETIC: expected single or double, got 'half'"):
         loader._load("cuda")
 
 
 @pytest.mark.bad_input(26, "compiled", "eager")
 def test_use_backend_overrides_the_environment_variable(monkeypatch):
     monkeypatch.setattr(loader, "_setting", None)
-    monkeypatch.setattr(loader, "choices", loader.Choices())
+    monkeypatch.setattr(loader, "uses_kernels", loader.DeviceTypes())
     monkeypatch.setenv("SINPE_EXT_BACKEND", "eager")
     assert not loader.compiled("cpu")
     with use_backend("auto"):
@@ -198,7 +199,7 @@ def test_use_backend_overrides_the_environment_variable(monkeypatch):
 
 def test_required_backend_missing_raises_with_reason_and_remedy(monkeypatch):
     monkeypatch.setattr(loader, "_setting", None)
-    monkeypatch.setattr(loader, "choices", loader.Choices())
+    monkeypatch.setattr(loader, "uses_kernels", loader.DeviceTypes())
     missing = DeviceBackend("cpu", "eager", "no C++ compiler was found", todo="install g++")
     monkeypatch.setattr(loader, "_backends", {"cpu": missing})
     with pytest.raises(BackendUnavailableError, match="no C.. compiler was found; install g"):
@@ -212,12 +213,12 @@ def test_required_backend_missing_raises_with_reason_and_remedy(monkeypatch):
 @pytest.mark.parametrize("device", ["mps", "xpu"])
 def test_device_without_kernels_is_eager_without_a_warning(device, monkeypatch, recwarn):
     monkeypatch.setattr(loader, "_setting", "auto")
-    monkeypatch.setattr(loader, "choices", loader.Choices())
+    monkeypatch.setattr(loader, "uses_kernels", loader.DeviceTypes())
     assert not loader.compiled(device)
     assert "kernels" in loader.resolve(device).reason
     assert not recwarn.list
     monkeypatch.setattr(loader, "_setting", "compiled")
-    monkeypatch.setattr(loader, "choices", loader.Choices())
+    monkeypatch.setattr(loader, "uses_kernels", loader.DeviceTypes())
     with pytest.raises(BackendUnavailableError, match=f"{device} devices have none"):
         loader.compiled(device)
     assert not loader.compiled("meta")
@@ -247,7 +248,7 @@ print(sinpe_ext.table(40, 8).numpy().tobytes().hex())
 
 def test_cxx_that_does_not_exist_is_named(env):
     result = failing_report({**env, "CXX": "/nonexistent/c++"})
-    assert "CXX=/nonexistent/c++ was not found" in result["info"]["devices"]["cpu"]["reason"]
+    assert "no C++ compiler was found (CXX=/nonexistent/c++)" in result["info"]["devices"]["cpu"]["reason"]
     assert result["warnings"] == []
 
 
@@ -259,15 +260,25 @@ def test_jit_disabled(env):
 
 @needs_compiler
 def test_missing_ninja_is_named(env):
-    result = failing_report(env, "compilation.find_ninja = lambda environ=None: None\n")
-    assert "ninja" in result["info"]["devices"]["cpu"]["reason"]
-    assert result["info"]["devices"]["cpu"]["todo"] == "pip install ninja"
+    before = "from torch.utils import cpp_extension; cpp_extension.is_ninja_available = lambda: False\n"
+    assert "pip install ninja" in failing_report(env, before)["info"]["devices"]["cpu"]["reason"]
 
 
-def test_ninja_next_to_python_is_found_outside_path(tmp_path, monkeypatch):
+def test_build_finds_ninja_next_to_python_and_restores_the_path(tmp_path, monkeypatch):
     ninja = write_script(tmp_path / "ninja", "exit 0")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert compilation.find_ninja({"PATH": "/nonexistent"}) == str(ninja)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    before = dict(os.environ)
+    with pytest.raises(ZeroDivisionError), jit._ninja_on_path():
+        assert shutil.which("ninja") == str(ninja)
+        raise ZeroDivisionError
+    assert dict(os.environ) == before
+
+
+def test_invalid_jit_setting_is_rejected(monkeypatch):
+    monkeypatch.setenv("SINPE_EXT_JIT", "false")
+    with pytest.raises(ValueError, match="SINPE_EXT_JIT: expected 0 or 1, got 'false'"):
+        loader._load("cpu")
 
 
 def test_old_torch_runs_eager_with_the_reason(env):

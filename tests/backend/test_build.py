@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
 import tarfile
 from pathlib import Path
@@ -14,151 +12,134 @@ from build_support import build_by, copy_project, needs_compiler, wheel_of, writ
 from children import REPOSITORY, execute
 
 from sinpe_ext._version import __version__
-from sinpe_ext.backend import compilation, loader
-from sinpe_ext.backend.compilation import BuildUnavailable
-
-GCC = compilation.Compiler(("/usr/bin/g++",), "/usr/bin/g++-12", "g++ 12.2.0")
-TORCH = {"torch": "2.13.0+cpu", "torch_git": "cf30153c", "cuda": "None"}
-
+from sinpe_ext.backend import jit, loader, sources
+from sinpe_ext.backend.sources import BuildUnavailable
 
 # inputs of a build
 
 
 def test_target_version_is_2_11():
-    assert compilation.torch_target_version() == 0x020B000000000000
-    assert "-DTORCH_TARGET_VERSION=0x020b000000000000" in compilation.compile_flags("cpu")
+    assert "-DTORCH_TARGET_VERSION=0x020b000000000000" in sources.compile_flags("cpu")
 
 
 @pytest.mark.bad_input(27, "compiled", "CUDA")
-@pytest.mark.parametrize("target", ["cpu", "core", "cuda", "emulated"])
+@pytest.mark.parametrize("target", ["cpu", "core", "cuda"])
 def test_flags_do_not_change_rounding_or_require_new_cpus(target):
-    flags = compilation.compile_flags(target)
+    flags = sources.compile_flags(target)
     assert "-ffp-contract=off" in flags
     assert [f for f in flags if f.startswith("-std")] == (["-std=c++17"] if target == "core" else [])  # torch's own
     assert not [f for f in flags if f.startswith(("-march", "-ffast-math", "-Ofast", "-funsafe"))]
 
 
+def test_flags_of_nvcc_do_not_change_rounding():
+    flags = " ".join(sources.nvcc_flags())
+    assert "-fmad=false" in flags and "fast_math" not in flags and "-ffp-contract=off" in flags
+
+
 def test_sanitizers_are_for_tests_only(monkeypatch):
     monkeypatch.delenv("SINPE_EXT_SANITIZE", raising=False)  # set by nox -s asan
-    plain = {
-        target: (compilation.compile_flags(target), compilation.link_flags(target))
-        for target in ("cpu", "core", "emulated")
-    }
+    plain = {target: (sources.compile_flags(target), sources.link_flags(target)) for target in ("cpu", "core")}
     assert not [f for flags in plain.values() for part in flags for f in part if "sanitize" in f]
     monkeypatch.setenv("SINPE_EXT_SANITIZE", "1")
     for target in plain:  # runs in nox -s asan
-        for flags in (compilation.compile_flags(target), compilation.link_flags(target)):
+        for flags in (sources.compile_flags(target), sources.link_flags(target)):
             assert {"-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"} <= set(flags)
 
 
 @pytest.mark.parametrize(
-    "text, expected",
-    [("2.13.0+cpu", (2, 13)), ("2.6", (2, 6)), ("2.14.0a0+gitabc", (2, 14)), ("3.0.0.dev2027", (3, 0))],
+    "version, is_refused",
+    [("2.13.0+cpu", False), ("2.6", True), ("2.14.0a0+gitabc", False), ("2.11.0", False), ("3.0.0.dev2027", False)],
 )
-def test_parse_torch_version(text, expected):
-    assert compilation.parse_version(text) == expected
+def test_versions_of_torch(version, is_refused, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch, "__version__", version)
+    if is_refused:
+        with pytest.raises(BuildUnavailable, match="is older than 2.11"):
+            sources.check_torch("cpu")
+    else:
+        sources.check_torch("cpu")
 
 
 def test_sources_of_the_libraries():
     root = REPOSITORY / "csrc"
-    cpu = {path.relative_to(root).as_posix() for path in compilation.sources("cpu", root)}
-    core = {path.relative_to(root).as_posix() for path in compilation.sources("core", root)}
+    cpu = {path.relative_to(root).as_posix() for path in sources.sources("cpu", root)}
+    core = {path.relative_to(root).as_posix() for path in sources.sources("core", root)}
     assert {path.split("/")[0] for path in cpu} == {"cpu", "torch"}
     assert {path.split("/")[0] for path in core} == {"cpu", "pybind"}
     assert "cpu/parallel_standalone.cpp" in core - cpu
 
 
-@pytest.mark.parametrize(
-    "ingredient", ["torch", "torch_git", "cuda", "compiler", "version", "options", "sources", "target"]
-)
-def test_key_changes_with_each_ingredient(ingredient, tmp_path):
-    root = write_small_sources(tmp_path)
-    before = compilation.build_key(compilation.build_facts("cpu", root, GCC, TORCH))
-    assert before == compilation.build_key(compilation.build_facts("cpu", root, GCC, dict(TORCH)))
-    assert re.fullmatch("[0-9a-f]{16}", before)
-    target, compiler, torch = "cpu", GCC, dict(TORCH)
-    if ingredient in torch:
-        torch[ingredient] += "x"
-    elif ingredient == "compiler":
-        compiler = compilation.Compiler(GCC.command, "/usr/bin/g++-13", GCC.version)
-    elif ingredient == "version":
-        compiler = compilation.Compiler(GCC.command, GCC.path, "g++ 12.3.0")
-    elif ingredient == "options":
-        compiler = compilation.Compiler((*GCC.command, "-m32"), GCC.path, GCC.version)
-    elif ingredient == "sources":
-        (root / "core" / "number.h").write_text("int sinpe_number();  // a header alone\n")
-    else:
-        target = "core"
-    assert compilation.build_key(compilation.build_facts(target, root, compiler, torch)) != before
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_file_names_are_unique(target):
+    """torch names object files by them; .cpp and .cu may have the same."""
+    names = [path.name for path in sources.sources(target, REPOSITORY / "csrc")]
+    assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("what", ["flags", "python", "machine"])
-def test_key_changes_with_flags_python_and_platform(what, tmp_path, monkeypatch):
+@pytest.mark.parametrize("what", ["torch", "torch_git", "cuda", "flags", "python", "machine", "sources", "target"])
+def test_key_changes_with_each_ingredient(what, tmp_path, monkeypatch):
+    import torch
+
     root = write_small_sources(tmp_path)
-    before = compilation.build_facts("cpu", root, GCC, TORCH)
-    if what == "flags":
-        monkeypatch.setattr(compilation, "compile_flags", lambda target: ["-O2"])
+    before = sources.build_facts("cpu", root)
+    assert before == sources.build_facts("cpu", root)
+    if what == "torch":
+        monkeypatch.setattr(torch, "__version__", "2.99.0")
+    elif what == "torch_git":
+        monkeypatch.setattr(torch.version, "git_version", "abc")
+    elif what == "cuda":
+        monkeypatch.setattr(torch.version, "cuda", "99.0")
+    elif what == "flags":
+        monkeypatch.setattr(sources, "compile_flags", lambda target: ["-O2"])
     elif what == "python":
-        monkeypatch.setattr(compilation.sysconfig, "get_config_var", lambda name: "cpython-399-other")
-    else:
-        monkeypatch.setattr(compilation.platform, "machine", lambda: "riscv64")
-    after = compilation.build_facts("cpu", root, GCC, TORCH)
-    assert [name for name in before if before[name] != after[name]] == [what]
-    assert compilation.build_key(after) != compilation.build_key(before)
+        monkeypatch.setattr(sources.sysconfig, "get_config_var", lambda name: "cpython-399-other")
+    elif what == "machine":
+        monkeypatch.setattr(sources.platform, "machine", lambda: "riscv64")
+    elif what == "sources":
+        (root / "core" / "number.h").write_text("int sinpe_number();  // a header alone\n")
+    after = sources.build_facts("core" if what == "target" else "cpu", root)
+    if what != "target":
+        assert [name for name in before if before[name] != after[name]] == [what]
+    assert jit._hash(after) != jit._hash(before)
 
 
 def test_source_hash_ignores_what_is_not_compiled_in(tmp_path):
     root = write_small_sources(tmp_path)
-    before = compilation.source_hash("cpu", root)
+    before = sources.source_hash("cpu", root)
     (root / "cpu" / "notes.txt").write_text("x")
     (root / "pybind").mkdir()
     (root / "pybind" / "core.cpp").write_text("x")
-    assert compilation.source_hash("cpu", root) == before
+    assert sources.source_hash("cpu", root) == before
     (root / "cpu" / "rows.inc").write_text("x")
-    assert compilation.source_hash("cpu", root) != before
+    assert sources.source_hash("cpu", root) != before
 
 
-def test_compiler_command_with_options_and_missing_compilers(tmp_path):
-    fake = write_script(tmp_path / "g++", 'echo "fake g++ 1.0"')
-    compiler = compilation.find_compiler({"PATH": str(tmp_path)})
-    assert compiler == compilation.Compiler((str(fake),), os.path.realpath(fake), "fake g++ 1.0")
-    compiler = compilation.find_compiler({"PATH": str(tmp_path), "CXX": "g++ -m64"})
-    assert compiler.command == (str(fake), "-m64")
-    with pytest.raises(BuildUnavailable, match="no C.. compiler was found"):
-        compilation.find_compiler({"PATH": str(tmp_path / "none")})
-    with pytest.raises(BuildUnavailable, match="CXX=icpc was not found"):
-        compilation.find_compiler({"PATH": str(tmp_path), "CXX": "icpc"})
-
-
-def test_build_environment_is_restored(monkeypatch):
-    monkeypatch.setenv("MAX_JOBS", "3")
+def test_compiler_is_found_by_cxx_and_path(tmp_path, monkeypatch):
+    fake = write_script(tmp_path / "c++", 'echo "fake g++ 1.0"')
     monkeypatch.delenv("CXX", raising=False)
-    before = dict(os.environ)
-    with pytest.raises(ZeroDivisionError), compilation.build_environment(None, "/usr/bin/g++"):
-        assert os.environ["MAX_JOBS"] == "3" and os.environ["CXX"] == "/usr/bin/g++"
-        raise ZeroDivisionError
-    assert dict(os.environ) == before
-    monkeypatch.delenv("MAX_JOBS")
-    with compilation.build_environment(None):
-        assert int(os.environ["MAX_JOBS"]) >= 1
-    assert "MAX_JOBS" not in os.environ
-
-
-def test_relative_compiler_path_is_made_absolute(tmp_path, monkeypatch):
-    write_script(tmp_path / "my-g++", "echo my g++ 1.0")
-    monkeypatch.chdir(tmp_path)
-    assert compilation.find_compiler({"CXX": "./my-g++", "PATH": ""}).command == (str(tmp_path / "my-g++"),)
-    assert compilation.find_compiler({"CXX": "./my-g++ -O1", "PATH": ""}).command == (str(tmp_path / "my-g++"), "-O1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert sources.find_compiler() == (str(fake), "fake g++ 1.0")
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    with pytest.raises(BuildUnavailable, match="no C.. compiler was found .looked for CXX and c...") as caught:
+        sources.find_compiler()
+    assert "install g++" in caught.value.todo
+    monkeypatch.setenv("CXX", str(fake))
+    assert sources.find_compiler() == (str(fake), "fake g++ 1.0")
+    monkeypatch.setenv("CXX", f"{fake} -m64")
+    with pytest.raises(BuildUnavailable, match="no C.. compiler was found .CXX=.* -m64.") as caught:
+        sources.find_compiler()
+    assert "the command of one" in caught.value.todo
 
 
 def test_damaged_json_is_treated_as_absent(tmp_path):
-    path = tmp_path / "done.json"
-    assert compilation.read_json(path) == {}
+    path = tmp_path / "build.json"
+    assert sources.read_json(path) == {}
     for text in ("", "{", "[1]", "\xff"):
         path.write_text(text, encoding="latin-1")
-        assert compilation.read_json(path) == {}
-    compilation.write_json(path, {"a": 1})
-    assert compilation.read_json(path) == {"a": 1} and [p.name for p in tmp_path.iterdir()] == ["done.json"]
+        assert sources.read_json(path) == {}
+    sources.write_json(path, {"a": 1})
+    assert sources.read_json(path) == {"a": 1}
 
 
 @pytest.mark.bad_input(26, "compiled", "eager")
@@ -168,7 +149,7 @@ def test_damaged_json_is_treated_as_absent(tmp_path):
         (None, "nothing was built at install time"),
         ({"reason": "no compiler, that day"}, "no compiler, that day"),
         ({"libraries": {"cpu": {"file": "gone.so", "sources": "0"}}}, "does not exist"),
-        ({"libraries": {"cpu": {"file": "old.so", "sources": "0"}}}, "older than the sources"),
+        ({"libraries": {"cpu": {"file": "old.so", "sources": "0"}}}, "built from other sources"),
         ({"libraries": {"cpu": {"file": "old.so", "sources": "now", "torch": "9.9"}}}, "built for torch 9.9"),
     ],
 )
@@ -178,15 +159,15 @@ def test_unusable_prebuilt_library(manifest, reason, tmp_path):
     root = write_small_sources(tmp_path / "csrc")
     (package / "old.so").write_bytes(b"not a library")
     if manifest is not None:
-        text = json.dumps(manifest).replace('"now"', f'"{compilation.source_hash("cpu", root)}"')
-        (package / compilation.MANIFEST).write_text(text)
+        text = json.dumps(manifest).replace('"now"', f'"{sources.source_hash("cpu", root)}"')
+        (package / sources.MANIFEST).write_text(text)
     with pytest.raises(BuildUnavailable, match=reason):
         loader._load_prebuilt("cpu", package)
 
 
 @pytest.mark.bad_input(27, "compiled", "NumPy")
 def test_dynamic_dependencies_of_built_libraries():
-    manifest = compilation.read_json(REPOSITORY / "sinpe_ext" / compilation.MANIFEST)
+    manifest = sources.read_json(REPOSITORY / "sinpe_ext" / sources.MANIFEST)
     libraries = manifest.get("libraries", {})
     if not libraries:
         pytest.skip("nothing was built at install time")
@@ -215,10 +196,10 @@ def test_wheel_without_libraries_contains_the_jit_sources(project, tmp_path):
     assert "sinpe_ext/py.typed" in names and not [name for name in names if name.startswith("tests")]
 
     archive.extractall(tmp_path / "site")
-    root = compilation.source_root(tmp_path / "site" / "sinpe_ext")
+    root = sources.source_root(tmp_path / "site" / "sinpe_ext")
     assert root == tmp_path / "site" / "sinpe_ext" / "_csrc"
     for target in ("cpu", "core", "cuda"):
-        assert compilation.source_hash(target, root) == compilation.source_hash(target, REPOSITORY / "csrc")
+        assert sources.source_hash(target, root) == sources.source_hash(target, REPOSITORY / "csrc")
     with pytest.raises(BuildUnavailable, match="SINPE_EXT_BUILD=none"):
         loader._load_prebuilt("cpu", tmp_path / "site" / "sinpe_ext")
 
@@ -229,20 +210,22 @@ def test_install_without_compiler_succeeds_with_a_warning(project, tmp_path):
     done = build_by("build_wheel", project, tmp_path / "out", **env)
     _, _, manifest = wheel_of(done, tmp_path / "out")
     assert "no C++ compiler was found" in manifest["reason"] and manifest["libraries"] == {}
-    assert "WARNING: _C_cpu is not built" in done.stdout
+    assert "sinpe_ext: _C_cpu is not built" in done.stdout
     done = build_by("build_wheel", project, tmp_path / "demanded", **env, SINPE_EXT_BUILD="cpu")
     assert done.returncode != 0 and "SINPE_EXT_BUILD=cpu, but _C_cpu cannot be built: no C++ compiler" in done.stdout
 
 
 @needs_compiler
-def test_install_with_failing_compiler_reports_its_last_lines(project, tmp_path):
+def test_install_with_failing_compiler_is_pure_python_with_the_reason(project, tmp_path):
     script = 'case "$*" in *" -c "*) echo "fault 41"; exit 1;; esac; exec c++ "$@"'
     compiler = write_script(tmp_path / "failing-g++", script)
     done = build_by("build_wheel", project, tmp_path / "out", CXX=str(compiler))
     _, archive, manifest = wheel_of(done, tmp_path / "out")
-    assert "the build failed" in manifest["reason"] and "fault 41" in manifest["reason"]
-    assert "fault 41" in manifest["core_reason"]
+    assert "the build failed" in manifest["reason"] and "the build failed" in manifest["core_reason"]
+    assert manifest["libraries"] == {} and "fault 41" in done.stdout
     assert not [name for name in archive.namelist() if name.endswith(".so")]
+    done = build_by("build_wheel", project, tmp_path / "demanded", CXX=str(compiler), SINPE_EXT_BUILD="cpu")
+    assert done.returncode != 0 and "SINPE_EXT_BUILD=cpu, but _C_cpu cannot be built: the build failed" in done.stdout
 
 
 def test_unknown_build_mode_is_rejected(project, tmp_path):

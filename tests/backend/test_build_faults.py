@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from build_driver import DRIVER, STEPS, mounted, needs_mounts
-from build_support import PREAMBLE, needs_compiler, write_script, write_small_sources
+from build_support import needs_compiler, write_script, write_small_sources
 from children import environment, execute, finish, forked, start_forked, until
 
 pytestmark = [needs_compiler, pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")]
@@ -50,8 +50,8 @@ def die():
 for step in STEPS:
     assert child(lambda: (meet(step, die), right())) == -signal.SIGKILL, step
     assert child(right) == 0, step
-    if step[1] != "write_json":  # once it is marked no one looks for wreckage
-        assert not list(cache.glob("*/build-*")) + list(cache.glob("*/done.json.*")), step
+    if step[:4] != (os, "rename", "after", 2):  # once it is complete no one looks for wreckage
+        assert not list(cache.glob("*.build-*")), step
     compiled_since()
     assert child(right) == 0 and compiled_since() == 0, step
     shutil.rmtree(cache)
@@ -91,7 +91,7 @@ cpp_extension.load = compile_really
 try:
     right()
 except KeyboardInterrupt:
-    assert not list(cache.glob("*/build-*"))
+    assert not list(cache.glob("*.build-*"))
     print("interrupted", flush=True)
 cpp_extension.load = compile_at_once
 right()
@@ -132,37 +132,7 @@ assert child(right) == 0
     forked(DRIVER + code, {**env, "SINPE_EXT_LOCK_TIMEOUT": "5"})
 
 
-# damage
-
-
-@pytest.mark.bad_input(26, "compiled", "eager")
-def test_damaged_or_foreign_library_is_rebuilt(env: dict[str, str]) -> None:
-    """Detected by its hash; with a matching hash, because it does not load or contains no kernels."""
-    code = """
-import _ctypes
-assert child(right) == 0
-good = library().read_bytes()
-flipped = bytearray(good)
-flipped[len(good) // 2] ^= 1
-other_machine = bytearray(good)
-other_machine[18:20] = (183 if good[18] != 183 else 62).to_bytes(2, "little")  # e_machine: AArch64, or x86-64
-damaged = {
-    "empty": (b"", False), "one bit": (bytes(flipped), False), "half": (good[: len(good) // 2], False),
-    "another machine's": (bytes(other_machine), True), "text": (b"not a library", True),
-    "no kernels": (pathlib.Path(_ctypes.__file__).read_bytes(), True),
-}
-compiled_since()
-for name, (content, sealed) in damaged.items():
-    library().write_bytes(content)
-    if sealed:
-        seal(library())
-    assert child(right) == 0 and compiled_since() == 1, name
-    assert library().read_bytes() == good, name
-for text in ("", "{", "[]", '{"file": "gone.so", "sha256": ""}'):
-    (library().parent / "done.json").write_text(text)
-    assert child(right) == 0 and compiled_since() == 1, text
-"""
-    forked(DRIVER + code, env)
+# other builds
 
 
 @pytest.mark.bad_input(26, "compiled", "eager")
@@ -170,10 +140,10 @@ def test_build_for_another_torch_is_not_used(env: dict[str, str]) -> None:
     code = """
 def other():
     torch.__version__ = "2.99.0+cpu"
-def no_compiler(environ=None):
-    raise compilation.BuildUnavailable("no C++ compiler was found")
+def no_compiler():
+    raise sources.BuildUnavailable("no C++ compiler was found")
 def without_compiler(*changes):
-    compilation.find_compiler = no_compiler
+    sources.find_compiler = no_compiler
     for change in changes:
         change()
 assert child(right) == 0 and compiled_since() == 1
@@ -197,114 +167,6 @@ os.utime(source, (0, 0))  # and older than the build
 assert child(right) == 0 and compiled_since() == 1
 """
     forked(DRIVER + code, {**env, "SMALL_SOURCES": str(sources)})
-
-
-# paths
-
-# Folder names with characters that are special to a shell or to ninja.
-ODD_NAMES = """
-ODD = [*"$'#&;%()*?[~!<>=,@:+^{}`é日" + '"\\\\', "a b", " a", "a ", "a\\tb", "-x"]
-ODD += ["$$", "$x", "${HOME}", "$(id)", "$:", "a$ b"]
-"""
-
-
-def odd_compiler(path: Path) -> Path:
-    """A compiler that copies the finished library, and rejects paths that do not exist."""
-    body = """
-last=
-for word in "$@"; do
-  case "$last" in -o) out=$word;; -MF) deps=$word;; -isystem) [ -d "$word" ] || exit 3;; esac
-  case "$word" in -I*) [ -d "${word#-I}" ] || exit 4;; *.cpp) [ -f "$word" ] || exit 5;; esac
-  last=$word
-done
-case " $* " in
-  *" --version "*|*" -v "*|*" -dumpfullversion "*) echo "g++ 12.2.0"; exit 0;;
-  *" -c "*) : >"$out"; echo "$out:" >"$deps";;
-  *) cp "$BUILT" "$out";;
-esac"""
-    return write_script(path, body)
-
-
-@pytest.mark.builds
-@pytest.mark.bad_input(26, "compiled", "eager")
-def test_folders_with_any_characters(env: dict[str, str], tmp_path: Path) -> None:
-    """Of the cache, the sources and the compiler. Names that ninja cannot represent: eager, with the reason."""
-    compiler = odd_compiler(tmp_path / "odd-g++")
-    code = """
-cpp_extension.load = compile_really
-def in_folders(name, check):
-    top = cache.parent / "odd" / name
-    top.mkdir(parents=True)
-    shutil.copytree(os.environ["SMALL_SOURCES"], top / "csrc")
-    shutil.copy(os.environ["COMPILER"], top / "g++")
-    os.environ.update(SMALL_SOURCES=str(top / "csrc"), CXX=str(top / "g++"), SINPE_EXT_CACHE_DIR=str(top / "cache"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check()
-failed = [name for name in ODD if child(lambda: in_folders(name, right))]
-assert not failed, failed
-for name in ("a\\nb", "a\\rb", "a|b", "\\udcff"):
-    assert child(lambda: in_folders(name, lambda: eager("a ninja file cannot hold the path"))) == 0, name
-"""
-    forked(DRIVER + ODD_NAMES + code, {**env, "COMPILER": str(compiler)})
-
-
-@pytest.mark.builds
-def test_no_standard_streams_and_no_current_folder(env: dict[str, str], tmp_path: Path) -> None:
-    code = """
-cpp_extension.load = compile_really
-def without_streams():
-    streams, sys.stdout, sys.stderr = (sys.stdout, sys.stderr), None, None
-    right()
-    assert (sys.stdout, sys.stderr) == (None, None)
-    sys.stdout, sys.stderr = streams
-def without_folder():
-    folder = cache.parent / "gone"
-    folder.mkdir()
-    os.chdir(folder)
-    folder.rmdir()
-def in_relative_cache():
-    os.environ["SINPE_EXT_CACHE_DIR"] = "relative"
-    eager("the cache relative cannot be used: ")
-assert child(without_streams) == 0 and compiled_since() == 1
-shutil.rmtree(cache)
-assert child(lambda: (without_folder(), right())) == 0 and compiled_since() == 1
-assert child(lambda: (without_folder(), in_relative_cache())) == 0
-"""
-    env["CXX"] = str(odd_compiler(tmp_path / "odd-g++"))
-    forked(DRIVER + code, env)
-    shutil.rmtree(env["SINPE_EXT_CACHE_DIR"])
-    code = """
-import torch
-folder = pathlib.Path(os.environ["SINPE_EXT_CACHE_DIR"]).parent / "gone"
-folder.mkdir()
-os.chdir(folder)
-folder.rmdir()
-backend = loader.resolve("cpu")  # which imports setuptools
-assert backend.backend == "compiled" or backend.todo == "change to a folder that exists", backend
-"""
-    forked(PREAMBLE + code, env)
-
-
-@pytest.mark.builds
-def test_real_build_in_a_folder_with_any_characters(env: dict[str, str], tmp_path: Path) -> None:
-    code = """
-cpp_extension.load = compile_really
-odd = "".join(name for name in ODD if len(name) == 1) + "a b"
-top = cache.parent / odd
-top.mkdir()
-link = top / "torch"
-link.symlink_to(cpp_extension.TORCH_LIB_PATH)
-cpp_extension.TORCH_LIB_PATH = str(link)
-shutil.copytree(os.environ["SMALL_SOURCES"], top / "csrc")
-compiler = top / "g++"
-compiler.write_text('#!/bin/sh\\nexec c++ "$@"\\n')
-compiler.chmod(0o700)
-os.environ.update(SMALL_SOURCES=str(top / "csrc"), CXX=str(compiler), SINPE_EXT_CACHE_DIR=str(top / "cache"))
-assert child(right) == 0
-assert (top / "cache").is_dir()
-"""
-    forked(DRIVER + ODD_NAMES + code, env)
 
 
 # disks
@@ -334,13 +196,6 @@ def other():
     torch.__version__ = "2.99.0+cpu"
     eager("Read-only file system")
 assert child(other) == 0
-def damaged():
-    real = loader._load_library
-    def load(path, device="cpu"):
-        raise OSError("it does not load")
-    loader._load_library = load
-    eager("cannot be replaced", "Read-only file system")
-assert child(damaged) == 0
 """
     env["COMPILATIONS"] = f"{Path(cache).parent}/count"
     run_mounted(f"mount --bind {cache} {cache}; mount -o remount,ro,bind {cache}", DRIVER + code, env)
@@ -360,7 +215,7 @@ def full(compile):
         eager("No space left on device")
 assert child(lambda: full(compile_at_once)) == 0
 assert child(lambda: full(compile_really)) == 0
-assert not list(cache.glob("*/build-*"))
+assert not list(cache.glob("*.build-*"))
 """
     env["COMPILATIONS"] = f"{Path(cache).parent}/count"
     run_mounted(f"mount -t tmpfs -o size=16k,mode=700 tmpfs {cache}", DRIVER + code, env)
@@ -368,7 +223,7 @@ assert not list(cache.glob("*/build-*"))
 
 @pytest.mark.builds
 def test_file_size_limit_and_disk_full_after_loading(env: dict[str, str]) -> None:
-    """Limit too small for the library: eager. Disk full after the library was loaded: this process uses it."""
+    """Limit too small for the library, or disk full after it was compiled: eager, and the next process builds."""
     code = """
 import errno, resource
 def limited():
@@ -378,15 +233,14 @@ assert child(limited) == 0
 def full(*arguments):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 def filled():
-    compilation.write_json = full
-    right()
+    sources.write_json = full
+    eager("the cache cannot be written to", "No space left on device")
 compiled_since()
 assert child(filled) == 0 and compiled_since() == 1
 assert child(right) == 0 and compiled_since() == 1
 assert child(right) == 0 and compiled_since() == 0
 """
-    _, err = forked(DRIVER + code, env)
-    assert "done, for this process alone" in err and "No space left on device" in err
+    forked(DRIVER + code, env)
 
 
 # removal
@@ -409,6 +263,7 @@ def either():
 real_rmtree = shutil.rmtree
 for step in STEPS:
     if step[1] != "rmtree":
+        shutil.rmtree(cache, ignore_errors=True)
         assert child(lambda: (meet(step, remove), either())) == 0, step
         assert child(right) == 0, step
 def removed_in_use():
@@ -430,7 +285,7 @@ def test_package_removed_in_use(env: dict[str, str], tmp_path: Path) -> None:
 import pathlib, shutil, sys, torch
 sys.meta_path[:] = [f for f in sys.meta_path if not getattr(f, "__module__", "").startswith("__editable__")]
 import sinpe_ext
-from sinpe_ext.backend import loader, compilation, jit, build_cache
+from sinpe_ext.backend import loader, sources, jit
 rows = sinpe_ext.table(4, 6) if loader.use_backend("eager") else None
 shutil.rmtree(pathlib.Path(sinpe_ext.__file__).parent)
 assert torch.equal(sinpe_ext.table(4, 6), rows)

@@ -11,8 +11,8 @@ from build_support import PREAMBLE, needs_compiler, write_small_sources
 from children import environment, forked, run
 
 import sinpe_ext
-from sinpe_ext.backend import build_cache, compilation, loader
-from sinpe_ext.backend.compilation import BuildUnavailable
+from sinpe_ext.backend import jit
+from sinpe_ext.backend.sources import BuildUnavailable
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_location(variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert build_cache.directory() == Path(expected)
+    assert jit.cache_path() == Path(expected)
 
 
 @pytest.mark.parametrize("chosen", [None, "~nobody-of-that-name/cache"])
@@ -49,8 +49,8 @@ def test_no_home_directory(chosen: str | None, monkeypatch: pytest.MonkeyPatch) 
     if chosen:
         monkeypatch.setenv("SINPE_EXT_CACHE_DIR", chosen)
     with pytest.raises(BuildUnavailable, match="there is no home directory for the cache ~") as caught:
-        build_cache.checked(create=True)
-    assert caught.value.todo == build_cache.CACHE_TODO
+        jit.cache_directory(create=True)
+    assert caught.value.todo == jit.CACHE_TODO
     assert sinpe_ext.backend_info().cache_dir.startswith("none: there is no home directory")
 
 
@@ -63,8 +63,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_folder_is_private(folder: Path) -> None:
     before = os.umask(0)
     try:
-        assert build_cache.checked(create=False) is None and not folder.exists()
-        assert build_cache.checked(create=True) == folder and folder.stat().st_mode & 0o777 == 0o700
+        with pytest.raises(BuildUnavailable, match="cannot be used"):
+            jit.cache_directory(create=False)
+        assert not folder.exists()
+        assert jit.cache_directory(create=True) == folder and folder.stat().st_mode & 0o777 == 0o700
     finally:
         os.umask(before)
 
@@ -76,10 +78,10 @@ def test_world_writable_folder(mode: int, refused: str, folder: Path) -> None:
     folder.mkdir()
     folder.chmod(mode)
     if not refused:
-        assert build_cache.checked(create=True) == folder
+        assert jit.cache_directory(create=True) == folder
         return
     with pytest.raises(BuildUnavailable, match=refused):
-        build_cache.checked(create=True)
+        jit.cache_directory(create=True)
 
 
 @pytest.mark.parametrize("mode, refused", [(0o777, True), (0o1777, False)])
@@ -90,37 +92,9 @@ def test_world_writable_parent(mode: int, refused: bool, tmp_path: Path, monkeyp
     monkeypatch.setenv("SINPE_EXT_CACHE_DIR", str(tmp_path / "shared" / "cache"))
     if refused:
         with pytest.raises(BuildUnavailable, match="every user may write to .*/shared"):
-            build_cache.checked(create=True)
+            jit.cache_directory(create=True)
     else:
-        assert build_cache.checked(create=True)
-
-
-@pytest.mark.parametrize("private", [True, False])
-def test_group_writable_folder(private: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder.mkdir()
-    folder.chmod(0o770)
-    monkeypatch.setattr(build_cache, "_is_private", lambda group: private)
-    if private:
-        assert build_cache.checked(create=True) == folder
-    else:
-        with pytest.raises(BuildUnavailable, match="a group may write to it") as caught:
-            build_cache.checked(create=True)
-        assert caught.value.todo == f"chmod g-w {folder}"
-
-
-def test_private_group_by_name_and_members(monkeypatch: pytest.MonkeyPatch) -> None:
-    import grp
-
-    name = pwd.getpwuid(os.geteuid()).pw_name
-    for group_name, members, answer in (
-        (name, [], True),
-        (name, [name], True),
-        (name, ["eve"], False),
-        ("staff", [], False),
-    ):
-        group = grp.struct_group((group_name, "x", 7, members))
-        monkeypatch.setattr(grp, "getgrgid", lambda number, group=group: group)
-        assert build_cache._is_private(7) is answer
+        assert jit.cache_directory(create=True)
 
 
 def test_folder_of_another_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,59 +103,20 @@ def test_folder_of_another_user(folder: Path, monkeypatch: pytest.MonkeyPatch) -
         pytest.skip("root's folders are accepted")
     monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
     with pytest.raises(BuildUnavailable, match="belongs to another user"):
-        build_cache.checked(create=True)
-
-
-@pytest.mark.parametrize("which, mode", [("", 0o777), ("library", 0o666), ("done.json", 0o622), ("library", 0o600)])
-def test_build_writable_by_others(which: str, mode: int, tmp_path: Path) -> None:
-    """The hash does not protect: who can write the library can also write done.json."""
-    folder = tmp_path / "key"
-    folder.mkdir(mode=0o755)
-    (folder / "library").write_bytes(b"x")
-    compilation.write_json(
-        folder / "done.json", {"file": "library", "sha256": compilation.file_hash(folder / "library")}
-    )
-    for path in (folder, *folder.iterdir()):
-        path.chmod(path.stat().st_mode & 0o755)
-    assert build_cache.finished(folder) == folder / "library"
-    (folder / which).chmod(mode)
-    if mode == 0o600:
-        assert build_cache.finished(folder) == folder / "library"
-        return
-    with pytest.raises(BuildUnavailable, match="is not safe: every user may write"):
-        build_cache.finished(folder)
-    if which:
-        folder.chmod(0o700)
-        assert build_cache.finished(folder) == folder / "library"  # nobody else can enter it
-
-
-def test_group_writable_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder that only the group may enter."""
-    folder = tmp_path / "key"
-    folder.mkdir(mode=0o750)
-    (folder / "library").write_bytes(b"x")
-    compilation.write_json(
-        folder / "done.json", {"file": "library", "sha256": compilation.file_hash(folder / "library")}
-    )
-    (folder / "library").chmod(0o664)
-    monkeypatch.setattr(build_cache, "_is_private", lambda group: False)
-    with pytest.raises(BuildUnavailable, match="a group may write to it"):
-        build_cache.finished(folder)
-    folder.chmod(0o700)
-    assert build_cache.finished(folder) == folder / "library"
+        jit.cache_directory(create=True)
 
 
 def test_symbolic_link_is_checked_by_its_target(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir(mode=0o700)
     folder.symlink_to(target)
-    assert build_cache.checked(create=True) == target
+    assert jit.cache_directory(create=True) == target
     target.chmod(0o777)
     with pytest.raises(BuildUnavailable, match="every user may write to .*/target"):
-        build_cache.checked(create=True)
+        jit.cache_directory(create=True)
     target.rmdir()
     with pytest.raises(BuildUnavailable, match="cannot be used"):
-        build_cache.checked(create=True)
+        jit.cache_directory(create=True)
 
 
 @needs_compiler
@@ -196,26 +131,6 @@ def test_unwritable_home_writes_nothing_elsewhere(tmp_path: Path) -> None:
     assert out.startswith("eager") and "/proc/self/nowhere/.cache/sinpe_ext cannot be used" in out
     assert "Warning" not in err and not list((tmp_path / "temporary").iterdir())
     assert not list((tmp_path / "here").iterdir())
-
-
-@pytest.mark.bad_input(26, "compiled", "eager")
-def test_truncated_library_is_not_loaded(tmp_path: Path) -> None:
-    """Loading it would crash the process with SIGBUS."""
-    import _ctypes
-    import json
-
-    content = Path(_ctypes.__file__).read_bytes()
-    whole, half = tmp_path / "whole.so", tmp_path / "half.so"
-    whole.write_bytes(content)
-    for length in (0, 3, 30, 70, len(content) // 20):
-        half.write_bytes(content[:length])
-        assert compilation.is_truncated(half) is (length > 6)
-    if content[:6] == b"\x7fELF\x02\x01":
-        assert not compilation.is_truncated(whole)
-        library = {"file": half.name, "sources": "any", "torch": "2.13"}
-        (tmp_path / compilation.MANIFEST).write_text(json.dumps({"libraries": {"cpu": library}}))
-        with pytest.raises(BuildUnavailable, match="is damaged: its end is missing"):
-            loader._load_prebuilt("cpu", tmp_path)
 
 
 AT_IMPORT = """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from children import execute
 
-from sinpe_ext.backend import compilation
+from sinpe_ext.backend import sources
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,13 +20,13 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("level", ["v3", "v4"])
 def test_no_symbol_of_a_newer_instruction_set_can_be_merged(level: str, tmp_path: Path) -> None:
     try:
-        compiler = compilation.find_compiler()
-    except compilation.BuildUnavailable as error:
+        compiler, _ = sources.find_compiler()
+    except sources.BuildUnavailable as error:
         pytest.skip(f"no compiler: {error.reason}")
     made = tmp_path / "rows.o"
-    folders = [flag for folder in compilation.include_directories(ROOT / "csrc") for flag in ("-I", folder)]
+    folders = [flag for folder in sources.include_directories(ROOT / "csrc") for flag in ("-I", folder)]
     source = str(ROOT / "csrc" / "cpu" / f"rows_{level}.cpp")
-    command = [*compiler.command, "-std=c++17", "-O1", "-fPIC", *folders, "-c", source, "-o", str(made)]
+    command = [compiler, "-std=c++17", "-O1", "-fPIC", *folders, "-c", source, "-o", str(made)]
     execute(command)
     table = execute(["nm", "-C", made]).stdout
     assert " t sinpe::isa_" in table, table  # the kernels exist, as local symbols

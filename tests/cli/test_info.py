@@ -36,8 +36,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
         monkeypatch.setattr(loader, "_setting", None)
         monkeypatch.setattr(loader, "_backends", {"cpu": cpu, "cuda": cuda})
         monkeypatch.setattr(torch.cuda, "is_available", lambda: seen)
-        monkeypatch.setattr("sinpe_ext.backend.info._instruction_set", lambda *_: "v3")
-        monkeypatch.setattr("sinpe_ext.backend.info._cuda_arithmetic", lambda _: None)
+        monkeypatch.setattr("sinpe_ext.backend.info._fact", lambda _, name: "v3" if name == "cpu_isa" else None)
 
     return decide
 

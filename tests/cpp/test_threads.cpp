@@ -1,7 +1,7 @@
 // Many std::threads make all calls at once, with the same plans and inputs: the bits equal those of a single thread.
-// Nothing is called before they start, so that the selection of the instruction set is raced as well. `cmake --workflow
-// --preset tsan` runs this under ThreadSanitizer; each call also starts threads, and is repeated inside the library's
-// parallel loop.
+// Nothing is called before they start, so that the selection of the instruction set is raced as well. `make cpp
+// PRESET=tsan-threads` runs this under ThreadSanitizer; each call also starts threads, and is repeated inside the
+// library's parallel loop.
 #include <array>
 #include <atomic>
 #include <cstdlib>

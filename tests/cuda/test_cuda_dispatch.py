@@ -190,7 +190,7 @@ def as_if(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(torch_state, "read", lambda: torch_state.TorchState(traced=True))
         monkeypatch.setattr(torch_state, "unreadable", lambda value: False)
         monkeypatch.setattr(dropout, "_can_draw_on_host", lambda device: False)
-        monkeypatch.setattr(loader, "choices", loader.Choices(cuda=True, cpu=True))
+        monkeypatch.setattr(loader, "uses_kernels", loader.DeviceTypes(cuda=True, cpu=True))
         yield
 
 

@@ -138,7 +138,7 @@ def some(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def disable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disables the fast path."""
     for name in loader.FAST_FUNCTIONS:
-        monkeypatch.setitem(loader.choices, name, loader._unsupported)
+        monkeypatch.setitem(loader.fast_functions, name, loader._unsupported)
 
 
 def add_general(x: torch.Tensor, monkeypatch: pytest.MonkeyPatch, **arguments: object) -> torch.Tensor:
@@ -693,15 +693,15 @@ def test_encode_to_another_dtype_or_encoding_takes_the_general_path() -> None:
 def test_row_arguments_past_their_storage() -> None:
     for dtype, bytes in ((torch.int64, 8), (torch.float32, 4)):
         positions = torch.zeros(3, dtype=dtype)
-        assert loader.choices["add"](AddArguments(some(), PE, positions), None) is not None
+        assert loader.fast_functions["add"](AddArguments(some(), PE, positions), None) is not None
         positions.untyped_storage().resize_(3 * bytes - 1)
-        assert loader.choices["add"](AddArguments(some(), PE, positions), None) is None
+        assert loader.fast_functions["add"](AddArguments(some(), PE, positions), None) is None
     mask = torch.zeros(2, 3, dtype=torch.bool)
     mask.untyped_storage().resize_(5)
-    assert loader.choices["add"](AddArguments(some(), PE, padding_mask=mask), None) is None
+    assert loader.fast_functions["add"](AddArguments(some(), PE, padding_mask=mask), None) is None
     starts = torch.zeros(2, dtype=torch.int64)
     starts.untyped_storage().resize_(8)
-    assert loader.choices["add"](AddArguments(some(), PE, start=starts), None) is None
+    assert loader.fast_functions["add"](AddArguments(some(), PE, start=starts), None) is None
 
 
 def test_out_overlapping_row_arguments_is_rejected() -> None:
@@ -787,8 +787,8 @@ def unsupported_tensors() -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]
 @pytest.mark.parametrize("name", unsupported_tensors())
 def test_other_tensors_take_the_general_path(name: str) -> None:
     x, out = unsupported_tensors()[name]
-    assert loader.choices["add"](AddArguments(some(), PE), None) is not None
-    assert loader.choices["add"](AddArguments(x, PE), out) is None
+    assert loader.fast_functions["add"](AddArguments(some(), PE), None) is not None
+    assert loader.fast_functions["add"](AddArguments(x, PE), out) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
@@ -835,8 +835,8 @@ def unsupported_tables() -> dict[str, dict[str, object]]:
 @pytest.mark.parametrize("name", unsupported_tables())
 def test_other_tables_take_the_general_path(name: str) -> None:
     given = tables.TableArguments(6, PE, dim=None, out=torch.empty(6, 8))
-    assert loader.choices["table"](given) is not None
-    assert loader.choices["table"](given._replace(**unsupported_tables()[name])) is None
+    assert loader.fast_functions["table"](given) is not None
+    assert loader.fast_functions["table"](given._replace(**unsupported_tables()[name])) is None
 
 
 def test_dispatch_modes_see_the_operator(monkeypatch) -> None:
@@ -891,7 +891,9 @@ def test_every_observer_disables_the_fast_path(name: str) -> None:
     given, small, seen = AddArguments(some(), PE), loader.fast_path_module(), []
 
     def call() -> None:
-        result = None if torch.compiler.is_compiling() else loader.choices["add"](given, None)  # as functional.py does
+        result = (
+            None if torch.compiler.is_compiling() else loader.fast_functions["add"](given, None)
+        )  # as functional.py does
         seen.append((torch_state.is_intercepted(), result is None))
 
     interceptions()[name](call)
@@ -1375,7 +1377,7 @@ def test_embed_of_damaged_tensors_takes_the_general_path(monkeypatch) -> None:
     mask.untyped_storage().resize_(2)
     nothing = None, PE, None, 0, 1.0, 1.0, 0.0, None, None, None, False, True, -1
     plainly = (ids, weight, *nothing[1:])
-    assert loader.choices["embed"](plainly) is not None
+    assert loader.fast_functions["embed"](plainly) is not None
     others = {
         "ids past their storage": (cut_ids, weight),
         "weight past its storage": (ids, cut_weight),
@@ -1391,10 +1393,12 @@ def test_embed_of_damaged_tensors_takes_the_general_path(monkeypatch) -> None:
         "no ids": (ids[:, :0], weight),
         "other channels": (ids, torch.randn(20, 9)),
     }
-    assert [name for name, two in others.items() if loader.choices["embed"]((*two, *nothing[1:])) is not None] == []
+    assert [
+        name for name, two in others.items() if loader.fast_functions["embed"]((*two, *nothing[1:])) is not None
+    ] == []
     masked = [*plainly]
     masked[10] = mask
-    assert loader.choices["embed"](tuple(masked)) is None
+    assert loader.fast_functions["embed"](tuple(masked)) is None
     with pytest.raises(TypeError, match="fast_embed"):
         loader.fast_path_module().fast_embed(plainly[:-1])
     with pytest.raises(TypeError, match="fast_table"):

@@ -8,7 +8,7 @@ import pytest
 from build_support import needs_compiler
 from children import execute, library_environment, run
 
-from sinpe_ext.backend import compilation
+from sinpe_ext.backend import sources
 
 # Compares all results in 8 parts of a region run by `region(function)` with those outside.
 NESTED = """
@@ -103,7 +103,7 @@ def helper(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("helper")
     (folder / "helper.cpp").write_text(HELPER)
     flags = ["-std=c++17", "-shared", "-fPIC", "-fopenmp", "-pthread"]
-    command = [*compilation.find_compiler().command, *flags, "helper.cpp", "-o", "helper.so"]
+    command = [sources.find_compiler()[0], *flags, "helper.cpp", "-o", "helper.so"]
     done = execute(command, cwd=folder, status=None)
     if done.returncode:
         pytest.skip(f"no OpenMP: {done.stderr}")

@@ -13,7 +13,7 @@ from children import execute
 from closest import CLOSEST
 
 from sinpe_ext import Encoding, convention
-from sinpe_ext.backend import compilation
+from sinpe_ext.backend import sources
 
 HERE = Path(__file__).resolve().parent.parent
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -33,12 +33,12 @@ def test_stored_formula_is_current() -> None:
 @pytest.fixture(scope="module")
 def reference_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
-        compiler = compilation.find_compiler()
-    except compilation.BuildUnavailable as error:
+        compiler, _ = sources.find_compiler()
+    except sources.BuildUnavailable as error:
         pytest.skip(f"no compiler: {error.reason}")
     made = tmp_path_factory.mktemp("reference_program") / "reference_program"
     flags = ["-std=c++17", "-O1", "-ffp-contract=off"]
-    command = [*compiler.command, *flags, str(HERE / "cpp" / "judge.cpp"), "-o", str(made)]
+    command = [compiler, *flags, str(HERE / "cpp" / "judge.cpp"), "-o", str(made)]
     execute(command)
     return made
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from children import SANITIZED, execute
 
-from sinpe_ext.backend import compilation
+from sinpe_ext.backend import sources
 
 PLANTED = """
 #include <cstdlib>
@@ -33,7 +33,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built with the flags of the package's libraries."""
     folder = tmp_path_factory.mktemp("planted")
     (folder / "planted.cpp").write_text(PLANTED)
-    flags = [flag for flag in compilation.compile_flags("cpu") if not flag.startswith(("-D", "-fvisibility"))]
+    flags = [flag for flag in sources.compile_flags("cpu") if not flag.startswith(("-D", "-fvisibility"))]
     command = ["g++", "-shared", "-fPIC", *flags, str(folder / "planted.cpp"), "-o", str(folder / "planted.so")]
     subprocess.run(command, check=True, env={**os.environ, "LD_PRELOAD": ""})
     return folder / "planted.so"

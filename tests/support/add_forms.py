@@ -25,7 +25,7 @@ def use(backend: str) -> Iterator[None]:
     """A backend; "general" is the compiled one without the fast path (sinpe_ext/operations/fast_path.py)."""
     with sinpe.use_backend("compiled" if backend == "general" else backend):
         if backend == "general":
-            loader.choices.update(dict.fromkeys(loader.FAST_FUNCTIONS, loader._unsupported))
+            loader.fast_functions.update(dict.fromkeys(loader.FAST_FUNCTIONS, loader._unsupported))
         yield
 
 

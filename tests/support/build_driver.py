@@ -11,7 +11,6 @@ DRIVER = (
     + """
 import contextlib, json, shutil, signal, torch, warnings
 from torch.utils import cpp_extension
-from sinpe_ext.backend import build_cache
 from sinpe_ext.operations import fast_path
 compile_really = cpp_extension.load
 def compile_at_once(name, build_directory, **options):
@@ -20,13 +19,13 @@ def compile_at_once(name, build_directory, **options):
 cpp_extension.load = compile_at_once
 cache = pathlib.Path(os.environ["SINPE_EXT_CACHE_DIR"])
 compilations = cache.parent / "compilations"
-say = jit._say
+printed = jit._print
 def counted(text):
     if "compiling" in text:
         with open(compilations, "a") as file:
             file.write("x")
-    say(text)
-jit._say = counted
+    printed(text)
+jit._print = counted
 def compiled_since():
     count = compilations.stat().st_size if compilations.exists() else 0
     compilations.unlink(missing_ok=True)
@@ -59,20 +58,17 @@ def eager(*reasons):
 def library():
     (path,) = cache.glob("*/*.so")
     return path
-def seal(path):
-    marker = path.parent / "done.json"
-    marker.write_text(json.dumps({**json.loads(marker.read_text()), "sha256": compilation.file_hash(path)}))
 """
 )
 
 # Steps of a build, and a hook to run a function at one of them.
 STEPS = """
 STEPS = [  # owner, function, before or after its first or second call
-    (build_cache, "checked", "before", 1), (build_cache, "checked", "after", 1), (jit, "_build_lock", "before", 1),
-    (jit, "_compile", "before", 1), (compilation, "find_ninja", "after", 1), (jit, "_forwarding_sources", "before", 1),
-    (cpp_extension, "load", "before", 1), (cpp_extension, "load", "after", 1), (loader, "_load_library", "after", 1),
-    (os, "replace", "before", 1), (os, "replace", "after", 1), (os, "replace", "before", 2),
-    (compilation, "write_json", "after", 1), (shutil, "rmtree", "after", 1),
+    (jit, "cache_directory", "before", 1), (jit, "cache_directory", "after", 1), (jit, "_lock", "before", 1),
+    (jit, "_compile", "before", 1), (cpp_extension, "load", "before", 1), (cpp_extension, "load", "after", 1),
+    (sources, "write_json", "before", 1), (sources, "write_json", "after", 1), (os, "rename", "before", 2),
+    (os, "rename", "after", 2),
+    (shutil, "rmtree", "after", 1), (loader, "_load_library", "after", 1),
 ]
 def meet(step, action):
     owner, name, when, number = step

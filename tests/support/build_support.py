@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from children import REPOSITORY, environment, execute
 
-from sinpe_ext.backend import compilation, cuda_compiler
+from sinpe_ext.backend import sources
 
 TABLE = """
 #include <torch/csrc/stable/library.h>
@@ -25,16 +25,14 @@ STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CPU, m) { m.impl("table", &table); }
 STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) { m.impl("cpu_isa", TORCH_BOX(&cpu_isa)); }
 """
 
-# A small CUDA library: a kernel, its launch, and a binding that accepts CPU tensors if it is emulated.
+# A small CUDA library: a kernel, its launch, and a binding.
 KERNEL = """
 #include "core/number.h"
-#ifdef __CUDACC__
 __global__ void number(int* out) { *out = 8; }
 int sinpe_launch(int* out, void* stream) {
   number<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(out);
   return cudaGetLastError();
 }
-#endif
 int sinpe_number() { return 8; }
 """
 CUDA_OPS = """
@@ -42,11 +40,6 @@ CUDA_OPS = """
 #include <string>
 #include "core/number.h"
 static void table(StableIValue*, uint64_t, uint64_t) {}
-#ifdef SINPE_EMULATED
-static std::string cpu_isa() { return "small-" + std::to_string(sinpe_number()); }
-STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CPU, m) { m.impl("table", &table); }
-STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) { m.impl("cpu_isa", TORCH_BOX(&cpu_isa)); }
-#else
 int sinpe_launch(int*, void*);
 static void encode(StableIValue*, uint64_t, uint64_t) { sinpe_launch(nullptr, nullptr); }
 static std::string cuda_arithmetic() { return "small"; }
@@ -57,43 +50,41 @@ STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CUDA, m) {
 STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) {
   m.impl("cuda_arithmetic", TORCH_BOX(&cuda_arithmetic));
 }
-#endif
 """
 
 # Runs before a test's code: the library is compiled from the small sources on first use.
 PREAMBLE = """
 import os, pathlib, sys, threading, time, warnings
 import sinpe_ext
-from sinpe_ext.backend import loader, compilation, jit
+from sinpe_ext.backend import loader, sources, jit
 def nothing_built(device):
-    raise compilation.BuildUnavailable("nothing was built at install time")
+    raise sources.BuildUnavailable("nothing was built at install time")
 loader._load_prebuilt = nothing_built
-compilation.source_root = lambda package=None: pathlib.Path(os.environ["SMALL_SOURCES"])
+sources.source_root = lambda package=None: pathlib.Path(os.environ["SMALL_SOURCES"])
 """
 
 
-def _needs(find: Callable[..., object], *arguments: object) -> pytest.MarkDecorator:
-    """Skips a test where a compiler is not found."""
-    reason = ""
+def _missing(find: Callable[[], object]) -> str:
     try:
-        find(*arguments)
-    except compilation.BuildUnavailable as error:
-        reason = error.reason
-    return pytest.mark.skipif(bool(reason), reason=reason or "never")
+        find()
+    except sources.BuildUnavailable as error:
+        return error.reason
+    return ""
 
 
-needs_nvcc = _needs(cuda_compiler.find_nvcc, None)
-needs_compiler = _needs(compilation.find_compiler)
+no_compiler, no_nvcc = _missing(sources.find_compiler), _missing(sources.find_nvcc)
+needs_compiler = pytest.mark.skipif(bool(no_compiler), reason=no_compiler or "never")
+needs_nvcc = pytest.mark.skipif(bool(no_nvcc), reason=no_nvcc or "never")  # and a CUDA build of torch
 
 
 def write_small_sources(root: Path) -> Path:
-    """A library of two files with the same name, like cpu/table.cpp and torch/table.cpp."""
+    """A CPU library of two files, and a CUDA library of two."""
     files = {
         "core/number.h": "#pragma once\nint sinpe_number();\n",
         "include/sinpe/sinpe.h": "#pragma once\n",
         "cpu/table.cpp": '#include "core/number.h"\nint sinpe_number() { return 7; }\n',
         "cpu/parallel_standalone.cpp": "#error not part of the torch library\n",
-        "torch/table.cpp": TABLE,
+        "torch/cpu_ops.cpp": TABLE,
         "cuda/number.cu": KERNEL,
         "torch/cuda_ops.cpp": CUDA_OPS,
     }
@@ -105,14 +96,10 @@ def write_small_sources(root: Path) -> Path:
 
 def write_nvcc(path: Path, compile: str = "exit 0", version: str = "12.8.61") -> Path:
     """A shell script as nvcc: answers the queries of a build, and runs `compile` on a source."""
-    (path.parent / "lib").mkdir(parents=True, exist_ok=True)
-    (path.parent / "lib" / "libcudart_static.a").write_bytes(b"!<arch>\n")
-    listed = " ".join(f"compute_{number}" for number in (75, 80, 86, 89, 90, 100))
+    path.parent.mkdir(parents=True, exist_ok=True)
     body = f"""
 case "$*" in
-  *--version*) echo "Cuda compilation tools, release 0.0, V{version}";;
-  *--list-gpu-arch*) printf '%s\\n' {listed};;
-  *--dryrun*) echo '#$ LIBRARIES=  "-L{path.parent}/lib"';;
+  *--version*) echo "Cuda compilation tools, release {version.rpartition(".")[0]}, V{version}";;
   *) {compile};;
 esac"""
     return write_script(path, body)
@@ -129,8 +116,8 @@ def build_by(hook: str, project: Path, out: Path, **env: str | None) -> subproce
     """Calls a build hook as pip does without isolation, without pip's start-up time and network access."""
     code = f"from setuptools import build_meta; print(build_meta.{hook}({str(out)!r}))"
     out.mkdir(exist_ok=True)
-    env = environment(**{"CUDACXX": "/nonexistent/nvcc", **env})  # the CPU libraries only
-    return execute([sys.executable, "-c", code], cwd=project, env=env, merged=True, status=None)
+    env = {"CUDA_HOME": "/nonexistent", **env}  # the CPU libraries only
+    return execute([sys.executable, "-c", code], cwd=project, env=environment(**env), merged=True, status=None)
 
 
 def wheel_of(done: subprocess.CompletedProcess[str], out: Path) -> tuple[Path, zipfile.ZipFile, dict]:
@@ -138,7 +125,7 @@ def wheel_of(done: subprocess.CompletedProcess[str], out: Path) -> tuple[Path, z
     assert done.returncode == 0, done.stdout
     (wheel,) = out.glob("*.whl")
     archive = zipfile.ZipFile(wheel)
-    return wheel, archive, json.loads(archive.read(f"sinpe_ext/{compilation.MANIFEST}"))
+    return wheel, archive, json.loads(archive.read(f"sinpe_ext/{sources.MANIFEST}"))
 
 
 def write_script(path: Path, body: str) -> Path:

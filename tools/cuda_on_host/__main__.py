@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch.utils import cpp_extension
 
-from sinpe_ext.backend import compilation
+from sinpe_ext.backend import sources
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -68,11 +68,11 @@ def runtime(packages: Path) -> list[Path]:
 def kernels() -> Path:
     """Builds the library of our kernels, with the binding for CUDA, if the sources have changed."""
     root = ROOT / "csrc"
-    library = OUT / f"kernels-{compilation.source_hash('cuda', root)[:16]}.so"
+    library = OUT / f"kernels-{sources.source_hash('cuda', root)[:16]}.so"
     if library.is_file():
         return library
-    flags = [*compilation.compile_flags("cuda"), "-O1"]  # -O3 takes twice as long to compile
-    flags += [f"-I{path}" for path in (*compilation.include_directories(root), *cpp_extension.include_paths())]
+    flags = [*sources.compile_flags("cuda"), "-O1"]  # -O3 takes twice as long to compile
+    flags += [f"-I{path}" for path in (*sources.include_directories(root), *cpp_extension.include_paths())]
 
     def compiled(source: Path) -> Path:
         made = OUT / f"{source.name}.o"
@@ -80,7 +80,7 @@ def kernels() -> Path:
         return made
 
     with ThreadPoolExecutor(os.cpu_count()) as jobs:
-        objects = list(jobs.map(compiled, compilation.sources("cuda", root)))
+        objects = list(jobs.map(compiled, sources.sources("cuda", root)))
     of_torch = [f"-L{path}" for path in cpp_extension.library_paths()] + ["-ltorch", "-ltorch_cpu", "-lc10"]
     run("g++", "-shared", "-o", library, *objects, *of_torch)
     return library
