@@ -13,7 +13,6 @@ import sinpe_ext as sinpe
 from sinpe_ext import identification
 from sinpe_ext.encodings.catalogue import CATALOGUE
 from sinpe_ext.encodings.encoding import Encoding
-from sinpe_ext.identification.candidates import SearchResult
 
 ROWS = 64
 NAMES = tuple(CATALOGUE)
@@ -136,8 +135,8 @@ def test_names_of_the_same_table_are_aliases() -> None:
 
 @pytest.mark.parametrize("top", [1, 2])
 def test_top(top: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = identification._search(table(Encoding(64)), None)  # few tables match several encodings
-    monkeypatch.setattr(identification, "_search", lambda *_: SearchResult(result.fitting * 3))
+    result = sinpe.identify(table(Encoding(64)))  # few tables match several encodings
+    monkeypatch.setattr(identification, "_search", lambda *_: sinpe.Matches([*result] * 3))
     assert len(sinpe.identify(table(Encoding(64)), top=top)) == top
     assert len(sinpe.identify(table(Encoding(64)))) == 3
 
