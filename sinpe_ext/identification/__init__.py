@@ -241,10 +241,12 @@ def _search_rows(rows: Tensor, lengths: tuple[int, ...] | None) -> Matches:
     if not sinusoids:
         return Matches(reason=NO_SINUSOIDS)
     fitted = rank(table, sequence.fitted(table, samples))
-    if fitted or named or fitted.closest or named.closest:
-        return fitted or named or (fitted if fitted.closest else named)
+    if fitted or named:
+        return fitted or named
     if len(samples.t) < sequence.FEWEST_ROWS:
         return Matches(reason=f"{len(samples.t)} rows are too few to fit one, and none of the conventions gives them")
+    if fitted.closest or named.closest:
+        return fitted if fitted.closest else named
     return Matches(
         reason="its columns are smooth, but no ladder of frequencies gives them (learned values, perhaps, or a "
         "flattened grid: pass shape=(H, W) or (T, H, W))"

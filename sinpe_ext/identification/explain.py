@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..agreement import VALUE_ERROR
 from ..encodings import frequency
 from ..encodings.encoding import Encoding
 from .fit import COLUMNS, ROWS, Channels, Samples, Wave, refine, scattered
@@ -21,6 +22,7 @@ FITTED_MISROUNDED = 0.25  # the same for fitted numbers, which the correlated ro
 TELLING, FEWEST_TELLING = 32.0, 32  # see `is_exact`
 DOUBLE = 2.0**-29  # errors of float64 formulas, relative to those of float32
 NEAR = 0.02  # largest relative difference of a simpler number from a fitted one
+FEW_DIGITS = 4.0  # of a number that is unlikely to be chance
 MOST_DIGITS = 8.0  # cost of an arbitrary number
 LARGEST_DIM = 2**20
 
@@ -65,11 +67,11 @@ def wave_of(encoding: Encoding) -> Wave:
 
 def is_exact(samples: Samples, channels: Channels, wave: Wave) -> bool:
     """Whether the values are those of a wave, rounded once, where float32 angles would have larger errors."""
-    value, t = wave.at(samples.t.double(), channels), samples.t.double()
-    rounding = samples.rounding()
-    telling = wave.errors(t, channels) > TELLING * rounding
+    t = samples.t.double()
+    rounding, errors = samples.rounding(), wave.errors(t, channels)
+    telling = errors - abs(wave.amplitude) * VALUE_ERROR > TELLING * rounding
     telling &= channels.exponent > 0  # the first frequency is often 1, and its angles are integers, hence exact
-    outside = (samples.x - value).abs() > rounding + DOUBLE * wave.errors(t, channels)
+    outside = (samples.x - wave.at(t, channels)).abs() > rounding + DOUBLE * errors
     return int(telling.sum()) >= FEWEST_TELLING and float(outside[telling].double().mean()) < 0.03
 
 
@@ -92,10 +94,10 @@ class Explainer:
         self.exact = is_exact(self.samples, self.channels, wave)
         self.slack, self.most = 0.0, 1.0
         outside = self.outside(wave)
-        self.most = max(MISROUNDED, 1.2 * outside)
+        self.most = max(MISROUNDED, 1.5 * outside)
         if outside > FITTED_MISROUNDED:  # a near miss: numbers within its errors are good enough
             self.slack = 4 * float(off[like].mean())
-            self.most = max(MISROUNDED, 1.2 * self.outside(wave))
+            self.most = max(MISROUNDED, 1.5 * self.outside(wave))
 
     def outside(self, wave: Wave) -> float:
         """The fraction of the values that differ from a wave by more than rounding errors."""
@@ -157,11 +159,11 @@ class Explainer:
             if moved and fits(**moved):
                 yield Explanation(moved, 4.0)
                 continue
-            for digits, base in numbers(math.exp(log)) if abs(log) < 600 else ():
-                if fits(base=base, **moved):
-                    if not moved or digits <= 4:
-                        yield Explanation({"base": base, **moved}, 2 + min(digits, MOST_DIGITS) + 3 * len(moved))
-                    break
+            if abs(log) < 600:
+                found = (item for item in numbers(math.exp(log)) if fits(base=item[1], **moved))
+                digits, base = next(found, (MOST_DIGITS, math.exp(log)))
+                if not moved or digits <= FEW_DIGITS:
+                    yield Explanation({"base": base, **moved}, 2 + min(digits, MOST_DIGITS) + 3 * len(moved))
         log_base = math.log(template.base)
         wanted = float(template.exponent_scale) * log_base / wave.decay if wave.decay * log_base > 0 else 0.0
         dim = round(min(2 * (wanted + float(template.shift)), LARGEST_DIM))

@@ -13,6 +13,7 @@ from .. import functional
 from ..agreement import Comparison, compare, positions_of
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
+from .explain import FEW_DIGITS, digits_of
 from .fit import scattered
 from .match import Match, Matches
 from .stored_table import UNITS, StoredTable
@@ -20,8 +21,10 @@ from .stored_table import UNITS, StoredTable
 SAMPLED, ANGLE_ROWS = 48, 1024
 MOST_COMPARED = 40
 NEAR = 0.3  # largest mean error of a row, relative to its largest value, of an encoding that is reported as closest
+DIGITS = 4.0  # by which an encoding with ten times the error must be simpler than another
 SIMPLE = 6.0  # cost below which the numbers of a match are simple, so that others are no alternatives
 PLAIN_BASES = (10.0, 100.0, 1000.0, 10000.0, 100000.0, 1000000.0)
+CHANGES = (0.03, 0.01, 0.003, 0.001)  # of a base, that are tried
 EXACT = 2.0**-22  # relative to the amplitude: with a smaller error a table has no angle errors
 ANGLES = ("float32_exp", "float32_pow")
 
@@ -79,11 +82,9 @@ def rank(table: StoredTable, candidates: Sequence[Candidate], lengths: tuple[int
     values = [candidate.values(some, lengths) for candidate in candidates]
     errors = [float((value - table.rows[some].double()).square().mean()) ** 0.5 for value in values]
     differing = [float(c.compare(table, some, lengths).differs.double().mean()) for c in candidates]
-    limit = 1.5 * min(errors)
-    order = sorted(
-        range(len(candidates)),
-        key=lambda k: (min(differing[k], 0.5) if errors[k] > limit else 0.0, candidates[k].cost, candidates[k].rank),
-    )
+    least = max(min(errors), table.size * 1e-9)
+    costs = [c.cost + DIGITS * math.log10(max(error / least, 1.0)) for c, error in zip(candidates, errors, strict=True)]
+    order = sorted(range(len(candidates)), key=lambda k: (costs[k], candidates[k].rank))
     found: list[tuple[int, Comparison, list[Candidate]]] = []
     for k in [k for k in order if not differing[k]][:MOST_COMPARED]:
         same = table.size * max(1e-6, 4 * UNITS[table.rows.dtype])
@@ -172,6 +173,9 @@ def _match(
     dtype = table.rows.dtype
     if dtype in (torch.bfloat16, torch.float16):
         notes.append(f"rounded to {str(dtype).removeprefix('torch.')}")
+        uncertain = _base_uncertainty(table, candidate)
+        if uncertain:
+            notes.append(f"the table gives its base to {uncertain:.1%} only: the simplest that fits is shown")
     angle = "" if bool(compared.differs.any()) else _float32_angle(table, candidate, lengths)
     if angle in ANGLES:
         notes.append(
@@ -202,6 +206,18 @@ def _match(
         alias_codes=tuple(alias.code for alias in aliases),
         note="; ".join(notes),
     )
+
+
+def _base_uncertainty(table: StoredTable, candidate: Candidate) -> float:
+    """The relative change of a base of many digits that 16-bit rows do not show; 0 if they do."""
+    encoding, live = candidate.encoding, table.live()
+    if isinstance(encoding, GridEncoding) or digits_of(float(encoding.base)) < FEW_DIGITS:
+        return 0.0
+    for change in CHANGES:
+        changed = candidate._replace(encoding=encoding.replace(base=float(encoding.base) * (1 + change)))
+        if not bool(changed.compare(table, live, None).differs.any()):
+            return change
+    return 0.0
 
 
 def _float32_angle(table: StoredTable, candidate: Candidate, lengths: Sequence[int] | None) -> str:
