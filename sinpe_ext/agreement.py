@@ -84,8 +84,9 @@ def positions_of(index: Tensor, encoding: Encoding | GridEncoding, lengths: Sequ
     if not isinstance(encoding, GridEncoding):
         return index + encoding.start
     assert lengths is not None
-    first = torch.tensor([axis.start for axis in encoding.axes])
-    return torch.stack(torch.unravel_index(index, tuple(lengths)), -1) + first
+    strides = [math.prod(lengths[axis + 1 :]) for axis in range(len(lengths))]
+    along = [index // stride % length for stride, length in zip(strides, lengths, strict=True)]
+    return torch.stack(along, -1) + torch.tensor([axis.start for axis in encoding.axes])
 
 
 def rounding_errors(positions: Tensor, encoding: Encoding | GridEncoding) -> Tensor:

@@ -113,7 +113,7 @@ def _look(path: Path, chosen: list[Entry], shape: list[int] | None, *, everythin
             report.results.append((entry, matches))
         else:
             report.others[matches.reason] = report.others.get(matches.reason, 0) + 1
-            report.missed.append(("no sinusoids" in matches.reason, name))
+            report.missed.append(("not sinusoidal" in matches.reason, name))
     return report
 
 

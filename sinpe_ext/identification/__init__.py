@@ -33,6 +33,9 @@ from .stored_table import (
 __all__ = ["Match", "Matches", "begins_with_sinusoids", "identify", "lengths_of"]
 
 
+MOST_EXTRA = 16  # rows of zeros at each end of a square grid
+
+
 def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) -> Matches:
     """Finds the conventions that reproduce a table of positional encodings.
 
@@ -223,6 +226,10 @@ def _range(columns: list[int]) -> str:
 
 def _search_rows(rows: Tensor, lengths: tuple[int, ...] | None) -> Matches:
     """The encodings that give rows (n, d) of a sequence, or of a grid, around which there may be rows of zeros."""
+    sinusoids = has_sinusoids(rows)
+    squares = [] if lengths else _squares(rows)
+    if not sinusoids and not squares and lengths is None:
+        return Matches(reason=NO_SINUSOIDS)  # in milliseconds, whatever the size
     try:
         table = read(rows)
         _refuse_rotary(table)
@@ -230,12 +237,12 @@ def _search_rows(rows: Tensor, lengths: tuple[int, ...] | None) -> Matches:
         return Matches(reason=str(error))
     if lengths is not None:
         return _search_grid(table, lengths)
-    samples, sinusoids = table.samples(), has_sinusoids(rows)
+    samples = table.samples()
     named = rank(table, sequence.named(table, samples)) if sinusoids else Matches()
     if named and sequence.is_nearest(samples, named[0]):
         return named
-    for lengths in () if named else _squares(table):
-        result = _search_grid(table, lengths)
+    for square in () if named else squares:
+        result = _search_grid(table, square)
         if result:
             return result
     if not sinusoids:
@@ -272,10 +279,11 @@ def _search_grid(table: StoredTable, lengths: tuple[int, ...]) -> Matches:
     return result
 
 
-def _squares(table: StoredTable) -> list[tuple[int, int]]:
-    """The square grids that a table may be, with or without the rows of zeros at its ends."""
-    number, trailing = len(table.rows), table._replace(zero=table.zero.flip(0)).leading
-    sizes = dict.fromkeys((number, number - table.leading, number - table.leading - trailing))
+def _squares(rows: Tensor) -> list[tuple[int, int]]:
+    """The square grids that rows may be, with or without a few rows of zeros at their ends."""
+    number, zero = len(rows), ~torch.cat([rows[:MOST_EXTRA], rows[-MOST_EXTRA:].flip(0)]).any(1)
+    leading, trailing = (int(part.int().cumprod(0).sum()) for part in zero.chunk(2))
+    sizes = dict.fromkeys((number, number - leading, number - leading - trailing))
     return [(math.isqrt(size),) * 2 for size in sizes if size > 1 and math.isqrt(size) ** 2 == size]
 
 

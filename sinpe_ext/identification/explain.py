@@ -92,7 +92,8 @@ class Explainer:
         self.samples = samples.some(like)
         self.samples = self.samples.some(scattered(len(self.samples.t), ROWS))
         self.exact = is_exact(self.samples, self.channels, wave)
-        self.slack, self.most = 0.0, 1.0
+        self.tried: dict[Wave, bool] = {}
+        self.slack = 0.0
         outside = self.outside(wave)
         self.most = max(MISROUNDED, 1.5 * outside)
         if outside > FITTED_MISROUNDED:  # a near miss: numbers within its errors are good enough
@@ -108,7 +109,9 @@ class Explainer:
 
     def agrees(self, wave: Wave) -> bool:
         """Whether a wave reproduces about as many values as the fitted one."""
-        return self.outside(wave) <= self.most
+        if wave not in self.tried:
+            self.tried[wave] = self.outside(wave) <= self.most
+        return self.tried[wave]
 
     def refined(self, free: tuple[int, ...] = (), steps: int = 2, **numbers: float) -> Wave:
         """The wave with some numbers given and those in `free` fitted again."""
@@ -145,7 +148,7 @@ class Explainer:
                 decay = wave_of(template.replace(**fields)).decay
             except (ValueError, OverflowError):
                 return False
-            return self.agrees(self.refined((3,), rate=wave.rate, decay=decay, amplitude=wave.amplitude))
+            return self.agrees(wave._replace(decay=decay))
 
         if not exponent_step(template) or fits():
             yield Explanation({}, 0.0)

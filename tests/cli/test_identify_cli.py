@@ -119,7 +119,7 @@ def test_key_and_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 def test_nothing_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"w": noise(64, 64)}, tmp_path / "none.pt")
     code, out = run(capsys, tmp_path / "none.pt")
-    assert code == 1 and out.startswith("1 tensor is no table (its columns are no sinusoids") and "--key" not in out
+    assert code == 1 and out.startswith("1 tensor is no table (not sinusoidal (learned") and "--key" not in out
     torch.save({}, tmp_path / "empty.pt")
     assert run(capsys, tmp_path / "empty.pt") == (1, "empty.pt: no tensors\n")
 
