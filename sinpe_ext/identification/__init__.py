@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,7 +74,7 @@ def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) ->
             return Matches(reason=str(error))
         if tensor.dim() < 2 or not tensor.numel():
             return Matches(reason=f"its shape {tuple(tensor.shape)} is not that of rows of channels")
-        result = _search_both(tensor, lengths)
+        result = _search(tensor, lengths)
     return Matches(result[:top], result.reason, result.closest)
 
 
@@ -108,75 +108,60 @@ def _plain_cpu() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-# ------------------------------------------------------------------------------------- what the tensor's axes may mean
+class _View(NamedTuple):
+    """Rows (n, d) as which a tensor may be read: of a sequence, or of a grid of these lengths."""
 
-
-def _search_both(tensor: Tensor, lengths: tuple[int, ...] | None) -> Matches:
-    """Searches the table as it is given and, if nothing matches, its transpose."""
-    turned = _transpose(tensor)
-    size = math.prod(lengths) if lengths else 0
-    if turned is not None and turned.shape[1] < size <= len(turned):  # has too few rows for the shape as it is given
-        result = Matches(reason=f"it has {turned.shape[1]} rows, too few for the shape")
-    else:
-        result = _search(tensor, lengths)
-    if result or turned is None:
-        return result
-    number, dim = turned.shape
-    note = f"given with the channels first, ({dim}, {number}): its transpose is what the encoding gives"
-    other = _changed(_search(turned.contiguous(), lengths), note, transposed=True)
-    return other if other else result
-
-
-def _transpose(tensor: Tensor) -> Tensor | None:
-    """The transpose (N, d) of a table (d, N), (1, d, N) or one of these per sample; None if its columns cannot be
-    sinusoids."""
-    if sum(length != 1 for length in tensor.shape) == 2:
-        flat = tensor.squeeze()
-    elif tensor.dim() == 3 and _is_repeated(tensor):
-        flat = tensor[0]
-    else:
-        return None
-    return flat.T if has_sinusoids(flat.T) else None
+    rows: Tensor
+    lengths: tuple[int, ...] | None = None
+    transposed: bool = False
 
 
 def _search(tensor: Tensor, lengths: tuple[int, ...] | None) -> Matches:
-    """Tries each interpretation of the shape until one matches; else returns the most informative failure."""
-    best = Matches(reason=f"its shape {tuple(tensor.shape)} is not that of rows of channels")
-    for number, (rows, grid_lengths) in enumerate(_interpretations(tensor, lengths)):
+    """Tries each reading of the tensor until one matches; else returns the most informative failure."""
+    best: Matches | None = None
+    for rows, grid_lengths, transposed in _views(tensor, lengths):
         result = _without_zero_columns(rows, grid_lengths)
-        if result:
-            return result
-        if number == 0 or (result.closest and not best.closest):
+        if result and transposed:
+            first = f"({rows.shape[1]}, {rows.shape[0]})"
+            note = f"given with the channels first, {first}: its transpose is what the encoding gives"
+            return _changed(result, note, transposed=True)
+        if result or best is None or (result.closest and not best.closest and not transposed):
             best = result
-    return best
+        if result:
+            break
+    return Matches(reason=f"its shape {tuple(tensor.shape)} is not that of rows of channels") if best is None else best
 
 
-def _interpretations(
-    tensor: Tensor, lengths: tuple[int, ...] | None
-) -> Iterable[tuple[Tensor, tuple[int, ...] | None]]:
-    """Rows (n, d) of a sequence, or of a grid with certain lengths."""
+def _views(tensor: Tensor, lengths: tuple[int, ...] | None) -> Iterator[_View]:
+    """The readings of a tensor, the most likely first."""
     kept = [length for length in tensor.shape[:-1] if length != 1]
     flat = tensor.reshape(-1, tensor.shape[-1])
-    if lengths is not None:
-        size = math.prod(lengths)
+    repeated = len(kept) == 2 and _is_repeated(tensor)
+    two = sum(length != 1 for length in tensor.shape) == 2
+    turned = tensor.squeeze().T if two else tensor[0].T if repeated and tensor.dim() == 3 else None
+    turned = turned if turned is not None and has_sinusoids(turned) else None
+    if lengths is None:
+        if len(kept) <= 1 or repeated:
+            yield _View(flat[: kept[-1]] if repeated else flat)
+        elif len(kept) <= 3:
+            yield _View(flat, tuple(kept))
+            for inner in (tensor.shape[-2:], tensor.shape[-3:])[: len(kept) - 1]:  # channels first
+                yield _View(tensor.reshape(-1, math.prod(inner)).T, tuple(inner))
+    else:
+        size, grid_lengths = math.prod(lengths), lengths if len(lengths) > 1 else None
         last = tuple(tensor.shape[-len(lengths) - 1 : -1]) == lengths
         if tuple(tensor.shape[-len(lengths) :]) == lengths and len(kept) >= len(lengths) and not last:
-            yield tensor.reshape(-1, size).T, lengths  # channels first
+            yield _View(tensor.reshape(-1, size).T, lengths)  # channels first
             return
-        if len(flat) < size:
+        if len(flat) >= size:
+            yield _View(flat, grid_lengths)
+        elif turned is None or len(turned) < size:
             raise ValueError(
                 f"shape: expected one of at most {len(flat)} grid points (the rows of the table), got "
                 f"{' * '.join(map(str, lengths))} = {size}; pass the table's own (H, W) or (T, H, W)"
             )
-        yield flat, lengths if len(lengths) > 1 else None
-    elif len(kept) <= 1:
-        yield flat, None
-    elif len(kept) == 2 and _is_repeated(tensor):
-        yield flat[: kept[1]], None
-    elif len(kept) <= 3:
-        yield flat, tuple(kept)
-        for inner in (tensor.shape[-2:], tensor.shape[-3:])[: len(kept) - 1]:  # channels first
-            yield tensor.reshape(-1, math.prod(inner)).T, tuple(inner)
+    if turned is not None and (lengths is None or len(turned) >= math.prod(lengths)):
+        yield _View(turned.contiguous(), lengths and grid_lengths, transposed=True)
 
 
 def _is_repeated(tensor: Tensor) -> bool:
@@ -194,12 +179,11 @@ def _changed(result: Matches, note: str, **fields: Any) -> Matches:
     return Matches(map(changed, result), result.reason, result.closest and changed(result.closest))
 
 
-# --------------------------------------------------------------------------------------- the search in rows of channels
-
-
 def _without_zero_columns(rows: Tensor, lengths: tuple[int, ...] | None) -> Matches:
     """Searches all columns, which may include zero channels of a convention, or those that are not zero."""
-    kept = rows.any(0)
+    kept = rows[:64].any(0)
+    if not bool(kept.all()):
+        kept = rows.any(0)
     whole = _search_rows(rows, lengths)
     if bool(kept.all()) or not bool(kept.any()) or (whole and whole[0].name != "custom"):
         return whole

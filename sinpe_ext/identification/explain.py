@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from .fit import COLUMNS, ROWS, Channels, Samples, Wave, refine, scattered
 
 UNITS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
 MISROUNDED = 0.01  # fraction of the values that another way to compute the encoding may round differently
-FITTED_MISROUNDED = 0.25  # the same for fitted numbers, which the correlated rounding errors of 16-bit values bias
+NEAR_MISS = 0.25  # fraction of the values that a fit of the table's own encoding does not misround
 TELLING, FEWEST_TELLING = 32.0, 32  # see `is_exact`
 DOUBLE = 2.0**-29  # errors of float64 formulas, relative to those of float32
 NEAR = 0.02  # largest relative difference of a simpler number from a fitted one
@@ -94,11 +94,13 @@ class Explainer:
         self.exact = is_exact(self.samples, self.channels, wave)
         self.tried: dict[Wave, bool] = {}
         self.slack = 0.0
-        outside = self.outside(wave)
-        self.most = max(MISROUNDED, 1.5 * outside)
-        if outside > FITTED_MISROUNDED:  # a near miss: numbers within its errors are good enough
+        if samples.unit > 2.0**-20:  # the rounding errors of many equal 16-bit values bias the amplitude
+            changes = sorted(range(-16, 17), key=abs)
+            near = [wave._replace(amplitude=wave.amplitude * (1 + k * samples.unit / 16)) for k in changes]
+            self.wave = min(near, key=self.outside)
+        if self.outside(self.wave) > NEAR_MISS:  # numbers within the errors of the fit are good enough
             self.slack = 4 * float(off[like].mean())
-            self.most = max(MISROUNDED, 1.5 * self.outside(wave))
+        self.most = max(MISROUNDED, 1.5 * self.outside(self.wave))
 
     def outside(self, wave: Wave) -> float:
         """The fraction of the values that differ from a wave by more than rounding errors."""
@@ -113,30 +115,35 @@ class Explainer:
             self.tried[wave] = self.outside(wave) <= self.most
         return self.tried[wave]
 
-    def refined(self, free: tuple[int, ...] = (), steps: int = 2, **numbers: float) -> Wave:
-        """The wave with some numbers given and those in `free` fitted again."""
-        return refine(self.samples, self.channels, self.wave._replace(**numbers), free, steps)[0]
+    def with_rate(self, rate: float) -> Wave:
+        """The wave with another rate, and the decay that fits best."""
+        return refine(self.samples, self.channels, self.wave._replace(rate=rate), (1,), 2)[0]
+
+    def shortest(
+        self, near: float, known: float, wave: Callable[[float], Wave], likely: Any = ()
+    ) -> tuple[float, float]:
+        """The template's own number, or the shortest near a fitted one whose wave agrees; and its cost."""
+        for cost, number in [(0.0, known), *((2 + cost, number) for cost, number in numbers(near, likely))]:
+            if abs(number - near) <= NEAR * abs(near) and self.agrees(wave(number)):
+                return number, min(cost, 2 + MOST_DIGITS)
+        return near, 2 + MOST_DIGITS
 
     def explain(self, template: Encoding) -> Iterator[Explanation]:
         """Ways to write the wave as fields that differ from a template's."""
         unit, start = UNITS[template.unit], round(self.wave.start)
         fields: dict[str, Any] = {} if start == template.start else {"start": start}
         known = float(template.position_scale)
-        scale, cost = shortest(self.wave.rate / unit, known, lambda s: self.refined((1, 3), rate=s * unit), self.agrees)
+        scale, cost = self.shortest(self.wave.rate / unit, known, lambda s: self.with_rate(s * unit))
         cost += len(fields)
         if scale != known:
             fields["position_scale"] = scale
-        wave = self.refined((1, 3), rate=scale * unit)
+        wave = self.with_rate(scale * unit)
+        root = math.sqrt(template.dim)
+        roots = (root, 1 / root, math.sqrt(2) / root, 1 / template.dim, math.sqrt(0.5))
         for ladder in self._base(template, wave):
             decay = wave_of(template.replace(**ladder.fields)).decay
-            last = self.refined((3,), rate=wave.rate, decay=decay)
-            root = math.sqrt(template.dim)
-            roots = (root, 1 / root, math.sqrt(2) / root, 1 / template.dim, math.sqrt(0.5))
-
-            def with_amplitude(size: float, last: Wave = last) -> Wave:
-                return last._replace(amplitude=size)
-
-            size, digits = shortest(last.amplitude, template.amplitude, with_amplitude, self.agrees, roots)
+            with_amplitude = partial(Wave, wave.rate, decay, wave.start)
+            size, digits = self.shortest(wave.amplitude, template.amplitude, with_amplitude, roots)
             amplitude = {} if size == template.amplitude else {"amplitude": size}
             yield Explanation({**fields, **ladder.fields, **amplitude}, cost + ladder.cost + digits)
 
@@ -172,20 +179,6 @@ class Explainer:
         dim = round(min(2 * (wanted + float(template.shift)), LARGEST_DIM))
         if 0 < dim < LARGEST_DIM and fits(exponent_dim=dim):
             yield Explanation({"exponent_dim": dim}, 4.0 if dim % 8 == 0 else 8.0)
-
-
-def shortest(
-    value: float,
-    known: float,
-    wave: Callable[[float], Wave],
-    agrees: Callable[[Wave], bool],
-    likely: tuple[float, ...] = (),
-) -> tuple[float, float]:
-    """The template's own number, or the shortest near a fitted value whose wave agrees; and its cost."""
-    for cost, number in [(0.0, known), *((2 + cost, number) for cost, number in numbers(value, likely))]:
-        if abs(number - value) <= NEAR * abs(value) and agrees(wave(number)):
-            return number, min(cost, 2 + MOST_DIGITS)
-    return value, 2 + MOST_DIGITS
 
 
 def numbers(value: float, likely: tuple[float, ...] = ()) -> list[tuple[float, float]]:

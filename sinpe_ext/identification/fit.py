@@ -24,7 +24,7 @@ from ..agreement import sine_errors
 TAU = 2 * math.pi
 WINDOW, ROWS, COLUMNS = 256, 256, 96  # consecutive rows measured first; rows and columns in a least-squares step
 MOST_SPREAD = 0.2  # relative spread of sin^2 + cos^2 over the rows that rounding cannot explain
-IRREGULAR = 1.5  # ratio of the distance of two neighbouring rows to the median above which one of them was changed
+IRREGULAR = 2.0  # ratio of the distance of two neighbouring rows to the median above which one of them was changed
 FREQUENCY_ROUNDING = 3e-7  # relative, of the usual float32 formula
 FINEST = 1 / 16  # relative to the largest value: smaller values get no more weight
 CLOSE = 0.3  # largest rms error of a first fit, relative to its amplitude
@@ -102,6 +102,11 @@ class Samples(NamedTuple):
     def noise(self) -> float:
         return self.unit * self.size + 1e-300
 
+    def agree(self, wave: Wave, channels: Channels) -> Tensor:
+        """Which values differ from a wave by no more than rounding errors and float32 angles explain, (n, d) bool."""
+        t = self.t.double()
+        return (self.x - wave.at(t, channels)).abs() <= self.rounding() + wave.errors(t, channels)
+
     def rounding(self) -> Tensor:
         """The largest rounding errors of the values, (n, d): half a unit in the last place."""
         return torch.exp2(self.x.frexp().exponent - 1.0) * self.unit + (self.noise / 64 + self.subnormal)
@@ -126,10 +131,13 @@ def fit(samples: Samples, channels: Channels) -> tuple[Wave, float] | None:
         live = (~channels.zero).nonzero().flatten()
         columns = live[scattered(len(live), COLUMNS)]
     samples, channels = samples.some(columns=columns), channels.columns(columns)
+    begin, end = longest_run(samples)
+    window = samples.some(slice(begin, end))
     best: tuple[Wave, float] | None = None
-    for begin, end in windows(samples):
-        window = samples.some(slice(begin, end))
-        for wave in first_waves(window, channels):
+    measured, signed = measure(window, channels)
+    for order in (measured[::-1], measured):  # slowest first; the second for frequencies that increase
+        found = line(order, signed)
+        for wave in first_positions(window, channels, *found) if found else ():
             fitted = grown(samples, channels, wave, begin, end)
             if fitted and (best is None or fitted[1] < best[1]):
                 best = fitted
@@ -138,33 +146,13 @@ def fit(samples: Samples, channels: Channels) -> tuple[Wave, float] | None:
     return best
 
 
-def windows(samples: Samples) -> Iterator[tuple[int, int]]:
-    """Ranges of consecutive rows: the longest, then the longest without rows that are far from their neighbours."""
-
-    def longest(breaks: Tensor) -> tuple[int, int]:
-        edges = [0, *breaks.nonzero().flatten().add(1).tolist(), len(samples.t)]
-        return max(itertools.pairwise(edges), key=lambda run: run[1] - run[0])
-
-    apart = samples.t[1:] - samples.t[:-1] != 1
-    begin, end = longest(apart)
-    yield begin, min(end, begin + WINDOW)
+def longest_run(samples: Samples) -> tuple[int, int]:
+    """The longest range of consecutive rows of which none is far from its neighbours, as changed rows are."""
     steps = (samples.x[1:] - samples.x[:-1]).norm(dim=1)
-    changed = apart | (steps > IRREGULAR * steps.median())
-    if bool((changed != apart).any()):
-        begin, end = longest(changed)
-        yield begin, min(end, begin + WINDOW)
-
-
-def first_waves(window: Samples, channels: Channels) -> Iterator[Wave]:
-    """Waves that are near the rows of a window."""
-    measured = measure(window, channels) if len(window.t) > 1 else None
-    if measured is None:
-        return
-    slowest_first = sorted(range(len(measured.exponent)), key=lambda column: -measured.exponent[column])
-    for order in (slowest_first, slowest_first[::-1]):  # the second for frequencies that increase
-        found = line(measured, order)
-        if found:
-            yield from first_positions(window, channels, *found)
+    breaks = (samples.t[1:] - samples.t[:-1] != 1) | (steps > IRREGULAR * steps.median())
+    edges = [0, *breaks.nonzero().flatten().add(1).tolist(), len(samples.t)]
+    begin, end = max(itertools.pairwise(edges), key=lambda run: run[1] - run[0])
+    return begin, min(end, begin + WINDOW)
 
 
 def grown(samples: Samples, channels: Channels, wave: Wave, begin: int, end: int) -> tuple[Wave, float] | None:
@@ -182,17 +170,11 @@ def grown(samples: Samples, channels: Channels, wave: Wave, begin: int, end: int
     return wave, error
 
 
-class Frequencies(NamedTuple):
-    """Frequencies in radians per row, modulo 2 pi and, unless `signed`, up to the sign, with errors and exponents."""
+def measure(window: Samples, channels: Channels) -> tuple[list[tuple[float, float, float]], bool]:
+    """The (exponent, frequency, error) of each column of consecutive rows, fastest first, and whether they have a sign.
 
-    exponent: list[float]
-    value: list[float]
-    error: list[float]
-    signed: bool
-
-
-def measure(window: Samples, channels: Channels) -> Frequencies | None:
-    """The frequencies of consecutive rows; None if sin^2 + cos^2 is not constant, as it must be for these channels.
+    A frequency is in radians per row, modulo 2 pi. There are none if sin^2 + cos^2 is not constant, as it must be for
+    these channels.
 
     A sine and a cosine column of the same frequency are a rotating complex number. A single column satisfies
     x[t + L] + x[t - L] = 2 cos(L w) x[t]. With each lag L = 1, 2, 4, ... the error of w decreases.
@@ -200,13 +182,13 @@ def measure(window: Samples, channels: Channels) -> Frequencies | None:
     x, noise = window.x, window.noise
     sines, cosines = channels.pairs()
     signed = len(sines) > 0
-    if not signed and len(x) < 3:
-        return None
+    if len(x) < (2 if signed else 3):
+        return [], signed
     z = torch.complex(x[:, cosines], x[:, sines])
     mean = z.abs().square().mean(0).sqrt().clamp_min(1e-300)
     deviation = (z.abs() - mean).square().mean(0).sqrt().clamp_min(noise) / mean
     if signed and float(deviation.median()) > MOST_SPREAD:
-        return None
+        return [], signed
 
     def at(lag: int) -> tuple[Tensor, Tensor]:
         """L w modulo 2 pi and its error."""
@@ -230,14 +212,14 @@ def measure(window: Samples, channels: Channels) -> Frequencies | None:
         better = (doubt / lag < error) & (lag * error < 0.4)
         best, error = torch.where(better, near / lag, best), torch.where(better, doubt / lag, error)
     exponent = channels.exponent[sines] if signed else channels.exponent
-    return Frequencies(exponent.tolist(), best.tolist(), error.tolist(), signed)
+    return sorted(zip(exponent.tolist(), best.tolist(), error.tolist(), strict=True)), signed
 
 
-def line(measured: Frequencies, order: list[int]) -> tuple[float, float] | None:
+def line(measured: list[tuple[float, float, float]], signed: bool) -> tuple[float, float] | None:
     """(rate, decay) of frequencies rate * exp(-decay * exponent): a weighted line through their logarithms.
 
-    `order` begins with the slowest columns, whose frequencies are unambiguous; of a faster one, which is known modulo
-    2 pi, the value nearest to the line through the columns before it is taken. None if there is no line.
+    The slowest columns come first, whose frequencies are unambiguous; of a faster one, which is known modulo 2 pi, the
+    value nearest to the line through the columns before it is taken. None if there is no line.
     """
     n = sx = sxx = sy = sxy = sign = 0.0  # weighted sums over the columns used; x is the exponent, y the logarithm
     used = missed = 0
@@ -247,9 +229,8 @@ def line(measured: Frequencies, order: list[int]) -> tuple[float, float] | None:
         squares = sxx - sx * sx / n
         return sy / n, -(sxy - sx * sy / n) / squares if squares > 1e-9 * sxx else 0.0, squares
 
-    for column in order:
-        x, value, doubt = measured.exponent[column], measured.value[column], measured.error[column]
-        sign = sign or (math.copysign(1.0, value) if measured.signed else 1.0)
+    for x, value, doubt in measured:
+        sign = sign or (math.copysign(1.0, value) if signed else 1.0)
         value *= sign
         middle, decay, squares = coefficients() if used else (0.0, 0.0, 0.0)
         if squares > 1e-9 * sxx:
@@ -257,7 +238,7 @@ def line(measured: Frequencies, order: list[int]) -> tuple[float, float] | None:
             expected = predicted * math.sqrt(1 / n + (x - sx / n) ** 2 / squares)
             if expected > 1.0:
                 break
-            values = [value] if measured.signed else [value, -value]
+            values = [value] if signed else [value, -value]
             near = [TAU * round((predicted - v) / TAU) + v for v in values]
             value = min(near, key=lambda v: abs(v - predicted))
             if abs(value - predicted) > 6 * (expected + doubt) + 1e-5 * predicted:

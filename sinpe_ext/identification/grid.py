@@ -30,25 +30,24 @@ def candidates_of(table: StoredTable, lengths: tuple[int, ...]) -> list[Candidat
     lines = [_line(table, lengths, axis) for axis in range(len(lengths))]
     explainers: dict[Any, Explainer | None] = {}
     candidates = []
+    for template in conventions_of(dim, len(lengths)):
+        options = [_explanations(template.encoding, axis, line, explainers) for axis, line in enumerate(lines)]
+        for chosen in itertools.product(*options):
+            candidates += [template.changed(*joined) for joined in _joined(template.axes, chosen, lengths)]
+    return [candidate for candidate in candidates if candidate]
+
+
+def conventions_of(dim: int, number: int) -> list[Candidate]:
+    """Every convention for grids with this dim and number of axes."""
     names: dict[str, dict[str, Any]] = {name: {} for name in GRIDS}
-    names |= {name: {"axes": len(lengths)} for name, entry in catalogue.CATALOGUE.items() if entry.arrangement}
-    for rank, (name, given) in enumerate(names.items()):
+    names |= {name: {"axes": number} for name, entry in catalogue.CATALOGUE.items() if entry.arrangement}
+    found = []
+    for rank, (name, fields) in enumerate(names.items()):
         try:
-            template = catalogue.convention(name, dim, **given)
+            found.append(Candidate(name, fields, catalogue.convention(name, dim, **fields), 0.0, rank))
         except ValueError:
             continue
-        if not isinstance(template, GridEncoding) or template.ndim != len(lengths):
-            continue
-        options = [_explanations(template, axis, line, explainers) for axis, line in enumerate(lines)]
-        for chosen in itertools.product(*options):
-            for fields, cost in _joined(template, chosen, lengths):
-                try:
-                    encoding = catalogue.convention(name, dim, **given, **fields)
-                except (ValueError, OverflowError):
-                    continue
-                borrowed = "start" in fields and any(axis.start for axis in template.axes)
-                candidates.append(Candidate(name, {**given, **fields}, encoding, cost, rank, borrowed=borrowed))
-    return candidates
+    return [candidate for candidate in found if len(candidate.axes) == number]
 
 
 def _line(table: StoredTable, lengths: tuple[int, ...], axis: int) -> Samples:
@@ -76,20 +75,15 @@ def is_separable(table: StoredTable, lengths: tuple[int, ...]) -> bool:
     return float(separable.double().mean()) >= MOST_SEPARABLE
 
 
-def _explanations(
-    grid: GridEncoding, axis: int, line: Samples, explainers: dict[Any, Explainer | None]
-) -> list[Explanation]:
+def _explanations(grid: Any, axis: int, line: Samples, explainers: dict[Any, Explainer | None]) -> list[Explanation]:
     """The encoding of one axis: as it is, with another start, or with fields fitted to its line; simplest first."""
     template = grid.axes[axis]
     columns, channels = _channels_along(grid, axis)
     if not len(columns):
         return []
     line = line.some(columns=columns)
-    t = line.t.double()
     for start in dict.fromkeys((template.start, *STARTS)):
-        wave = wave_of(template)._replace(start=float(start))
-        value = wave.at(t, channels)
-        if bool(((line.x - value).abs() <= line.rounding() + wave.errors(t, channels)).all()):
+        if bool(line.agree(wave_of(template)._replace(start=float(start)), channels).all()):
             fields = {} if start == template.start else {"start": start}
             return [Explanation(fields, float(len(fields)))]
     key = axis, channels.key(), tuple(columns.tolist())
@@ -114,7 +108,7 @@ def _channels_along(grid: GridEncoding, axis: int) -> tuple[Tensor, Channels]:
 
 
 def _joined(
-    grid: GridEncoding, chosen: tuple[Explanation, ...], lengths: tuple[int, ...]
+    axes: tuple[Encoding, ...], chosen: tuple[Explanation, ...], lengths: tuple[int, ...]
 ) -> list[tuple[dict[str, Any], float]]:
     """The fields of the axes as fields of the grid: one value if they agree, or nearly so, else one for each axis."""
     longest = lengths.index(max(lengths))
@@ -122,7 +116,7 @@ def _joined(
     apart: dict[str, Any] = {}
     together: dict[str, Any] = {}
     for name in dict.fromkeys(name for explanation in chosen for name in explanation.fields):
-        values = [e.fields.get(name, getattr(axis, name)) for e, axis in zip(chosen, grid.axes, strict=True)]
+        values = [e.fields.get(name, getattr(axis, name)) for e, axis in zip(chosen, axes, strict=True)]
         apart[name] = values[0] if len(set(values)) == 1 else tuple(values)
         near = None not in values and all(math.isclose(value, values[longest], rel_tol=0.05) for value in values)
         together[name] = values[longest] if near else apart[name]

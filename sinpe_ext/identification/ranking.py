@@ -50,6 +50,21 @@ class Candidate(NamedTuple):
     borrowed: bool = False
 
     @property
+    def axes(self) -> tuple[Encoding, ...]:
+        """The encodings of the axes of a grid, or the encoding itself."""
+        return self.encoding.axes if isinstance(self.encoding, GridEncoding) else (self.encoding,)
+
+    def changed(self, fields: dict[str, Any], cost: float, extra: int = 0) -> Candidate | None:
+        """The candidate with some fields changed; None if their combination is invalid."""
+        change = self.encoding.with_axes if isinstance(self.encoding, GridEncoding) else self.encoding.replace
+        try:
+            encoding = change(**fields)
+        except (ValueError, OverflowError):
+            return None
+        borrowed = "start" in fields and any(axis.start for axis in self.axes)
+        return Candidate(self.name, {**self.fields, **fields}, encoding, self.cost + cost, self.rank, extra, borrowed)
+
+    @property
     def code(self) -> str:
         """A line of Python that creates the encoding."""
         if self.name != "custom":
@@ -58,15 +73,12 @@ class Candidate(NamedTuple):
         return repr(self.encoding).replace("Encoding(", "sinpe.Encoding(")
 
     def values(self, rows: Tensor, lengths: Sequence[int] | None, **fields: Any) -> Tensor:
-        """The values in rows of the table, with some fields of the encoding changed."""
-        encoding = self.encoding
-        if fields:
-            encoding = (
-                encoding.with_axes(**fields) if isinstance(encoding, GridEncoding) else encoding.replace(**fields)
-            )
+        """The values in rows of the table; with some fields of the encoding changed, in float32."""
+        candidate = self.changed(fields, 0.0) if fields else self
+        assert candidate is not None
         dtype = torch.float32 if fields else torch.float64
-        positions = positions_of(rows - self.extra, encoding, lengths)
-        return functional.encode(positions, encoding, dtype=dtype).double()
+        positions = positions_of(rows - self.extra, self.encoding, lengths)
+        return functional.encode(positions, candidate.encoding, dtype=dtype).double()
 
     def compare(self, table: StoredTable, rows: Tensor, lengths: Sequence[int] | None) -> Comparison:
         """Compares some rows of the table with the encoding."""
@@ -147,8 +159,7 @@ def _match(
     lengths: tuple[int, ...] | None,
 ) -> Match:
     """The match of a candidate, with its notes."""
-    encoding, extra = candidate.encoding, candidate.extra
-    axes = encoding.axes if isinstance(encoding, GridEncoding) else (encoding,)
+    encoding, extra, axes = candidate.encoding, candidate.extra, candidate.axes
     starts = tuple(axis.start for axis in axes)
     notes = []
     if extra:
@@ -210,12 +221,12 @@ def _match(
 
 def _base_uncertainty(table: StoredTable, candidate: Candidate) -> float:
     """The relative change of a base of many digits that 16-bit rows do not show; 0 if they do."""
-    encoding, live = candidate.encoding, table.live()
-    if isinstance(encoding, GridEncoding) or digits_of(float(encoding.base)) < FEW_DIGITS:
+    base = float(candidate.axes[0].base)
+    if isinstance(candidate.encoding, GridEncoding) or digits_of(base) < FEW_DIGITS:
         return 0.0
     for change in CHANGES:
-        changed = candidate._replace(encoding=encoding.replace(base=float(encoding.base) * (1 + change)))
-        if not bool(changed.compare(table, live, None).differs.any()):
+        other = candidate.changed({"base": base * (1 + change)}, 0.0, candidate.extra)
+        if other and not bool(other.compare(table, table.live(), None).differs.any()):
             return change
     return 0.0
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..encodings import catalogue
 from ..encodings.encoding import COS_FREQUENCIES, LAYOUTS, Encoding
 from .explain import Explainer, channels_of, wave_of
-from .fit import Channels, Samples, Wave, fit, scattered
+from .fit import Channels, Samples, Wave, fit, refine, scattered
 from .match import Match
 from .ranking import Candidate
 from .stored_table import StoredTable
@@ -24,44 +24,24 @@ RISING = 3.0  # cost of increasing frequencies for a convention with decreasing 
 PADDING = 1.5  # bonus for fairseq over t2t if there is a padding row: fairseq's tables have it, t2t's do not
 
 
-class Template(NamedTuple):
-    """A convention, its fields, and its place in the catalogue; "custom" for a layout without a name."""
-
-    name: str
-    fields: dict[str, Any]
-    encoding: Encoding
-    rank: int
-
-    def candidate(self, fields: dict[str, Any], cost: float, extra: int) -> Candidate | None:
-        """The convention with some fields overridden; None if their combination is invalid."""
-        try:
-            encoding = self.encoding.replace(**fields)
-        except (ValueError, OverflowError):
-            return None
-        borrowed = "start" in fields and self.encoding.start != 0
-        cost += len(self.fields)
-        return Candidate(self.name, {**self.fields, **fields}, encoding, cost, self.rank, extra, borrowed)
-
-
-def templates_of(dim: int) -> list[Template]:
+def conventions_of(dim: int) -> list[Candidate]:
     """Every convention with this dim, then the layouts that have no name."""
-    templates: list[Template] = []
+    templates: list[Candidate] = []
     for rank, name in enumerate(catalogue.CATALOGUE):
         for fields in ({}, {"exponent_dim": 2}) if name == "doubled_index" and dim != 2 else ({},):
             try:
                 encoding = catalogue.convention(name, dim, **fields)
             except ValueError:
                 continue
-            assert isinstance(encoding, Encoding)
-            templates.append(Template(name, fields, encoding, rank))
-    known = {channels_of(template.encoding).key() for template in templates}
+            templates.append(Candidate(name, fields, encoding, float(len(fields)), rank))
+    known = {channels_of(template.axes[0]).key() for template in templates}
     odd = ("truncate", "pad", "round") if dim % 2 else ("truncate",)
     for layout, cos_frequency, policy in itertools.product(LAYOUTS, COS_FREQUENCIES, odd):
         other = Encoding(dim, layout=layout, cos_frequency=cos_frequency, odd=policy)
         key = channels_of(other).key()
         if key not in known:
             known.add(key)
-            templates.append(Template("custom", {}, other, 100))
+            templates.append(Candidate("custom", {}, other, 0.0, 100))
     return templates
 
 
@@ -72,30 +52,22 @@ def named(table: StoredTable, samples: Samples) -> list[Candidate]:
     samples = samples.some(scattered(len(samples.t), 64), columns)
     tried: dict[Any, bool] = {}
     candidates = []
-    for template in templates_of(dim):
-        channels = channels_of(template.encoding).columns(columns)
-        own = template.encoding.start
-        starts = dict.fromkeys((own, *STARTS)) if template.name != "custom" else {}
+    for template in conventions_of(dim):
+        encoding = template.axes[0]
+        channels = channels_of(encoding).columns(columns)
+        key = channels.key()
+        starts = dict.fromkeys((encoding.start, *STARTS)) if template.name != "custom" else {}
         for start, extra in itertools.product(starts, dict.fromkeys((0, table.leading))):
-            if extra and start == extra + own:
+            wave = wave_of(encoding)._replace(start=float(start - extra))
+            if extra and start == extra + encoding.start:
                 continue
-            wave = wave_of(template.encoding)._replace(start=float(start - extra))
-            key = wave, channels.key()
-            if key not in tried:
-                tried[key] = _most_rows_agree(samples, channels, wave)
-            if tried[key]:
+            if (wave, key) not in tried:
+                tried[wave, key] = float(samples.agree(wave, channels).all(1).double().mean()) > 0.5
+            if tried[wave, key]:
                 padded = template.name == "fairseq" and start == 0 and int(table.zero.sum()) == 1 and not extra
-                fields = {} if start == own else {"start": start}
-                candidates.append(template.candidate(fields, len(fields) - PADDING * padded, extra))
+                fields = {} if start == encoding.start else {"start": start}
+                candidates.append(template.changed(fields, len(fields) - PADDING * padded, extra))
     return [candidate for candidate in candidates if candidate]
-
-
-def _most_rows_agree(samples: Samples, channels: Channels, wave: Wave) -> bool:
-    """Whether a wave gives more than half of the rows, up to rounding errors."""
-    t = samples.t.double()
-    value = wave.at(t, channels)
-    within = (samples.x - value).abs() <= samples.rounding() + wave.errors(t, channels)
-    return float(within.all(1).double().mean()) > 0.5
 
 
 def is_nearest(samples: Samples, match: Match) -> bool:
@@ -105,7 +77,8 @@ def is_nearest(samples: Samples, match: Match) -> bool:
     channels = channels_of(match.encoding)
     samples = samples._replace(t=samples.t - match.extra_tokens)
     wave = wave_of(match.encoding)
-    better = Explainer(samples, channels, wave).refined((0, 1, 3))
+    first = Explainer(samples, channels, wave)
+    better = refine(first.samples, first.channels, wave, (0, 1, 3))[0]
     explainer = Explainer(samples, channels, better)
     return not explainer.exact or explainer.agrees(wave)
 
@@ -114,13 +87,13 @@ def fitted(table: StoredTable, samples: Samples) -> list[Candidate]:
     """Encodings of any base, start, amplitude and scale that are near the rows, for each layout of sin and cos."""
     if len(samples.t) < 2 or samples.x.numel() < FEWEST_VALUES:
         return []
-    groups: dict[Any, list[Template]] = {}
-    for template in templates_of(samples.x.shape[1]):
-        groups.setdefault(channels_of(template.encoding).key(), []).append(template)
+    groups: dict[Any, list[Candidate]] = {}
+    for template in conventions_of(samples.x.shape[1]):
+        groups.setdefault(channels_of(template.axes[0]).key(), []).append(template)
     zero = (samples.x == 0).all(0)
-    fits: list[tuple[float, Wave, list[Template]]] = []
+    fits: list[tuple[float, Wave, list[Candidate]]] = []
     for group in groups.values():
-        channels = channels_of(group[0].encoding)
+        channels = channels_of(group[0].axes[0])
         if bool((channels.zero & ~zero).any()):
             continue
         if len(samples.t) < FEWEST_ROWS and len(channels.pairs()[0]) < FEWEST_PAIRS:
@@ -136,13 +109,13 @@ def fitted(table: StoredTable, samples: Samples) -> list[Candidate]:
             continue
         extra = table.leading if wave.start < 0 else 0
         moved = samples._replace(t=samples.t - extra)
-        explainer = Explainer(moved, channels_of(group[0].encoding), wave._replace(start=wave.start + extra))
+        explainer = Explainer(moved, channels_of(group[0].axes[0]), wave._replace(start=wave.start + extra))
         for template in group:
-            decay = wave_of(template.encoding).decay
+            decay = wave_of(template.axes[0]).decay
             if decay < 0 < wave.decay:
                 continue  # the convention has increasing frequencies
-            for fields, cost in explainer.explain(template.encoding):
-                candidates.append(template.candidate(fields, cost + RISING * (decay * wave.decay < 0), extra))
+            for fields, cost in explainer.explain(template.axes[0]):
+                candidates.append(template.changed(fields, cost + RISING * (decay * wave.decay < 0), extra))
     return [candidate for candidate in candidates if candidate]
 
 
