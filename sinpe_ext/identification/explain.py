@@ -120,10 +120,10 @@ class Explainer:
         return refine(self.samples, self.channels, self.wave._replace(rate=rate), (1,), 2)[0]
 
     def shortest(
-        self, near: float, known: float, wave: Callable[[float], Wave], likely: Any = ()
+        self, known: float, options: list[tuple[float, float]], near: float, wave: Callable[[float], Wave]
     ) -> tuple[float, float]:
-        """The template's own number, or the shortest near a fitted one whose wave agrees; and its cost."""
-        for cost, number in [(0.0, known), *((2 + cost, number) for cost, number in numbers(near, likely))]:
+        """The template's own number, or the first (cost, number) near a fitted one whose wave agrees; and its cost."""
+        for cost, number in [(0.0, known), *((2 + cost, number) for cost, number in sorted(options))]:
             if abs(number - near) <= NEAR * abs(near) and self.agrees(wave(number)):
                 return number, min(cost, 2 + MOST_DIGITS)
         return near, 2 + MOST_DIGITS
@@ -133,7 +133,8 @@ class Explainer:
         unit, start = UNITS[template.unit], round(self.wave.start)
         fields: dict[str, Any] = {} if start == template.start else {"start": start}
         known = float(template.position_scale)
-        scale, cost = self.shortest(self.wave.rate / unit, known, lambda s: self.with_rate(s * unit))
+        near = self.wave.rate / unit
+        scale, cost = self.shortest(known, numbers(near) + fractions(near), near, lambda s: self.with_rate(s * unit))
         cost += len(fields)
         if scale != known:
             fields["position_scale"] = scale
@@ -143,7 +144,8 @@ class Explainer:
         for ladder in self._base(template, wave):
             decay = wave_of(template.replace(**ladder.fields)).decay
             with_amplitude = partial(Wave, wave.rate, decay, wave.start)
-            size, digits = self.shortest(wave.amplitude, template.amplitude, with_amplitude, roots)
+            options = numbers(wave.amplitude, roots)
+            size, digits = self.shortest(template.amplitude, options, wave.amplitude, with_amplitude)
             amplitude = {} if size == template.amplitude else {"amplitude": size}
             yield Explanation({**fields, **ladder.fields, **amplitude}, cost + ladder.cost + digits)
 
@@ -182,17 +184,23 @@ class Explainer:
 
 
 def numbers(value: float, likely: tuple[float, ...] = ()) -> list[tuple[float, float]]:
-    """(cost, number) of decimals, small fractions, either times pi, and likely numbers near a value, shortest first."""
+    """(cost, number) of decimals and likely numbers near a value, shortest first."""
     near = {float(f"{value:.{digits}e}") for digits in range(17)}
-    found = [(digits_of(number), number) for number in near]
+    return sorted(
+        [(digits_of(number), number) for number in near] + [(2.0, math.copysign(number, value)) for number in likely]
+    )
+
+
+def fractions(value: float) -> list[tuple[float, float]]:
+    """(cost, number) of small fractions, and of small fractions times pi, near a value."""
+    found = []
     for factor, cost in ((1.0, 1.0), (math.pi, 1.7)):
         for largest in (1, 2, 4, 8, 16, 32, 64, 128, 256):
             part = Fraction(value / factor).limit_denominator(largest)
             if part and len(str(part.numerator)) < 5:
                 length = math.log10(abs(part.numerator) * part.denominator)
                 found.append((cost + length, factor * part.numerator / part.denominator))
-    found += [(2.0, math.copysign(number, value)) for number in likely]
-    return sorted(found)
+    return found
 
 
 def digits_of(value: float) -> float:

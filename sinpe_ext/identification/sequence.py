@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import lru_cache
 from typing import Any
 
 from ..encodings import catalogue
@@ -24,7 +25,8 @@ RISING = 3.0  # cost of increasing frequencies for a convention with decreasing 
 PADDING = 1.5  # bonus for fairseq over t2t if there is a padding row: fairseq's tables have it, t2t's do not
 
 
-def conventions_of(dim: int) -> list[Candidate]:
+@lru_cache(maxsize=16)
+def conventions_of(dim: int) -> tuple[Candidate, ...]:
     """Every convention with this dim, then the layouts that have no name."""
     templates: list[Candidate] = []
     for rank, name in enumerate(catalogue.CATALOGUE):
@@ -42,13 +44,13 @@ def conventions_of(dim: int) -> list[Candidate]:
         if key not in known:
             known.add(key)
             templates.append(Candidate("custom", {}, other, 0.0, 100))
-    return templates
+    return tuple(templates)
 
 
 def named(table: StoredTable, samples: Samples) -> list[Candidate]:
     """The conventions, at one of the usual first positions, that give most rows, up to rounding errors."""
     dim = samples.x.shape[1]
-    columns = scattered(dim, 256)
+    columns = scattered(dim, 128)
     samples = samples.some(scattered(len(samples.t), 64), columns)
     tried: dict[Any, bool] = {}
     candidates = []
@@ -74,6 +76,8 @@ def is_nearest(samples: Samples, match: Match) -> bool:
     """Whether no other numbers reproduce digits of the table that this encoding does not: the values differ from it by
     rounding or by float32 angle errors."""
     assert isinstance(match.encoding, Encoding)
+    if match.max_error <= samples.noise:
+        return True
     channels = channels_of(match.encoding)
     samples = samples._replace(t=samples.t - match.extra_tokens)
     wave = wave_of(match.encoding)
