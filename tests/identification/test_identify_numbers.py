@@ -48,11 +48,11 @@ def check(table: torch.Tensor, encoding: Encoding) -> sinpe.Match:
     match = matches[0]
     pasted = eval(match.code, {"sinpe": sinpe})
     assert pasted == match.encoding
-    told = (match.code, encoding)
-    assert pasted.start == encoding.start, told
-    assert pasted.amplitude == pytest.approx(encoding.amplitude, rel=EXACTLY), told
-    assert pasted.frequencies_radians() == pytest.approx(encoding.frequencies_radians(), rel=EXACTLY), told
-    assert off_at(FAR, pasted, encoding) < FAR_OFF, told
+    context = (match.code, encoding)
+    assert pasted.start == encoding.start, context
+    assert pasted.amplitude == pytest.approx(encoding.amplitude, rel=EXACTLY), context
+    assert pasted.frequencies_radians() == pytest.approx(encoding.frequencies_radians(), rel=EXACTLY), context
+    assert off_at(FAR, pasted, encoding) < FAR_OFF, context
     return match
 
 
