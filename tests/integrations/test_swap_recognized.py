@@ -447,7 +447,7 @@ def test_grid_is_reported_by_name(name: str) -> None:
     class Holds(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.register_buffer("b", sinpe.table((9, 14), sinpe.convention(name, 32), flatten=True)[None])
+            self.register_buffer("b", sinpe.table((12, 12), sinpe.convention(name, 32), flatten=True)[None])
 
         def forward(self, x: Tensor) -> Tensor:
             return x + self.b
