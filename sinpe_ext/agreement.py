@@ -22,6 +22,7 @@ from .encodings.plan import plan
 ANGLE_ERROR = 2.5 * 2.0**-23
 VALUE_ERROR = 1e-6  # of a sine or cosine in float32, and of the product with the amplitude
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # relative, of a value that is stored in 16 bits
+SUBNORMAL = 2.0**-25  # of a value near 0 that is stored in float16
 CHUNK = 2**21  # elements compared at once
 
 
@@ -42,33 +43,50 @@ def agrees(table: Tensor, encoding: Encoding | GridEncoding, lengths: Sequence[i
     return not bool(compare(table, encoding, lengths).differs.any())
 
 
-def compare(table: Tensor, encoding: Encoding | GridEncoding, lengths: Sequence[int] | None = None) -> Comparison:
+def compare(
+    table: Tensor,
+    encoding: Encoding | GridEncoding,
+    lengths: Sequence[int] | None = None,
+    *,
+    which: Tensor | None = None,
+) -> Comparison:
     """Compares the rows of a stored table with those of an encoding.
 
     Args:
         table: (rows, dim), a tensor on the CPU of any floating-point dtype; row 0 is the encoding's own first position.
         encoding: the encoding; for a grid, the rows are in row-major order of `lengths`.
         lengths: lengths of the axes of a grid; their product is the number of rows.
+        which: (n,) int64, the rows to compare, which the result has in this order; None: all.
     """
     rows, dim = table.shape
-    if isinstance(encoding, GridEncoding):
-        assert lengths is not None and math.prod(lengths) == rows
-        first = torch.tensor([axis.start for axis in encoding.axes])
-    differs, error = torch.zeros(rows, dtype=torch.bool), torch.zeros(rows, dtype=torch.float64)
+    number = rows if which is None else len(which)
+    differs, error = torch.zeros(number, dtype=torch.bool), torch.zeros(number, dtype=torch.float64)
     step = max(1, CHUNK // max(dim, 1))
-    for begin in range(0, rows, step):
-        part = slice(begin, min(begin + step, rows))
-        index = torch.arange(part.start, part.stop)
-        if isinstance(encoding, GridEncoding):
-            assert lengths is not None
-            positions = torch.stack(torch.unravel_index(index, tuple(lengths)), -1) + first
-        else:
-            positions = index + encoding.start
+    for begin in range(0, number, step):
+        part = slice(begin, min(begin + step, number))
+        index = torch.arange(part.start, part.stop) if which is None else which[part]
+        positions = positions_of(index, encoding, lengths)
         exact = functional.encode(positions, encoding, dtype=torch.float64)
-        apart = (table[part].to(torch.float64) - exact).abs()
-        outside = ~(apart <= rounding_errors(positions, encoding) + ROUNDING.get(table.dtype, 0.0) * exact.abs())
-        differs[part], error[part] = outside.any(1), apart.amax(1) if dim else 0.0
+        held = table[part if which is None else index].to(torch.float64)
+        allowed = rounding_errors(positions, encoding)
+        if table.dtype in ROUNDING:
+            # Twice, as a product with the amplitude may be rounded again. And numbers that were found from 16-bit
+            # values are not exact, which shows in the smallest values.
+            allowed += ROUNDING[table.dtype] * (2 * exact.abs() + exact.abs().max() / 8) + SUBNORMAL
+        apart = held.sub_(exact).abs_()
+        differs[part] = ~(apart <= allowed).all(1)
+        error[part] = apart.amax(1) if dim else 0.0
     return Comparison(differs, error)
+
+
+def positions_of(index: Tensor, encoding: Encoding | GridEncoding, lengths: Sequence[int] | None = None) -> Tensor:
+    """The positions of rows (n,) of a table: (n,); for a grid (n, axes), its rows in row-major order of `lengths`."""
+    if not isinstance(encoding, GridEncoding):
+        return index + encoding.start
+    assert lengths is not None
+    strides = [math.prod(lengths[axis + 1 :]) for axis in range(len(lengths))]
+    along = [index // stride % length for stride, length in zip(strides, lengths, strict=True)]
+    return torch.stack(along, -1) + torch.tensor([axis.start for axis in encoding.axes])
 
 
 def rounding_errors(positions: Tensor, encoding: Encoding | GridEncoding) -> Tensor:
@@ -78,9 +96,16 @@ def rounding_errors(positions: Tensor, encoding: Encoding | GridEncoding) -> Ten
     along = positions if isinstance(encoding, GridEncoding) else positions[:, None]
     allowed = torch.zeros(len(positions), encoding.dim, dtype=torch.float64)
     for axis, part, begin, step in pieces:
-        turns = torch.tensor(plan(part).channel_turns(), dtype=torch.float64).abs()
-        e_folds = (turns.clamp_min(1e-300) / max(float(turns.max()), 1e-300)).log().abs()
-        angle = torch.outer(along[:, axis].double().abs(), turns * (2 * math.pi * ANGLE_ERROR) * (1 + e_folds))
+        frequencies = 2 * math.pi * torch.tensor(plan(part).channel_turns(), dtype=torch.float64)
         channels = slice(begin, begin + step * (part.dim - 1) + 1, step)
-        allowed[:, channels] = abs(part.amplitude) * (angle.clamp_max(2.0) + VALUE_ERROR)
+        allowed[:, channels] = abs(part.amplitude) * sine_errors(along[:, axis], frequencies)
     return allowed
+
+
+def sine_errors(positions: Tensor, frequencies: Tensor) -> Tensor:
+    """(rows, channels) float64: the largest errors of sines and cosines of positions (rows,) times angular frequencies
+    (channels,) that are computed in float32."""
+    size = frequencies.abs()
+    e_folds = (size.clamp_min(1e-300) / size.max().clamp_min(1e-300)).log().abs()
+    angle = torch.outer(positions.double().abs(), size * ANGLE_ERROR * (1 + e_folds))
+    return angle.clamp_max_(2.0).add_(VALUE_ERROR)

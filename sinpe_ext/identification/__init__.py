@@ -1,105 +1,39 @@
-"""`identify`: finds the convention of a table of positional encodings from its values."""
+"""`identify`: finds the convention of a table of positional encodings from its values.
+
+The story, in reading order: `stored_table.py` reads the table, `fit.py` finds the frequencies, first position and
+amplitude of its columns, `explain.py` writes these numbers as fields of an encoding, `sequence.py` and `grid.py` do so
+for every layout, and `ranking.py` compares the candidates with every row.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..encodings.encoding import Encoding
-from ..encodings.grid import GridEncoding
 from ..encodings.values import integer
-from .candidates import SearchResult
-from .grid import shapes_of
-from .partial import View, search
-from .stored_table import Refused, as_rows, has_sinusoids
+from . import grid, sequence
+from .match import Match, Matches
+from .ranking import listed, rank
+from .stored_table import (
+    NO_SINUSOIDS,
+    NoEncodingError,
+    StoredTable,
+    as_tensor,
+    begins_with_sinusoids,
+    has_sinusoids,
+    read,
+)
+
+__all__ = ["Match", "Matches", "begins_with_sinusoids", "identify", "lengths_of"]
 
 
-@dataclass(frozen=True)
-class Match:
-    """An encoding that reproduces a table, with the name of its convention.
-
-    Attributes:
-        name: name of the convention; "custom" if the encoding has no name.
-        aliases: names of other conventions that give the same table.
-        encoding: the encoding; `sinpe.table(rows - extra_tokens, encoding)`, or `sinpe.table(shape, encoding)` for a
-            grid, is the table after its first `extra_tokens` rows.
-        start: position of the first row after the extra tokens; for a grid a tuple with one per axis if they differ.
-        amplitude: factor on every value.
-        max_error: largest difference of the table from the exact encoding. If angles exceed 2^27 radians, it is that
-            of at most 1024 rows.
-        code: a line of Python that creates `encoding`.
-        rows: number of rows of the table.
-        shape: lengths of the axes of a grid; None if the table is not a grid.
-        extra_tokens: number of rows before the first position. They are zeros, or, before a grid, learned rows (class
-            tokens).
-        zero_rows: other rows that are zero although the encoding is not, such as a padding row.
-        float32_angle: "" if the table has no float32 rounding errors in its angles; "float32_exp" or "float32_pow" if
-            it has those of one of these formulas; "other" if it has those of another formula.
-        alias_codes: for each alias, a line of Python that creates its encoding.
-        note: further remarks, in a sentence or two.
-        zero_columns: columns of zeros; `encoding` and `max_error` refer to the other columns.
-        transposed: whether the table was given with the channels first, (d, N); `encoding`, `rows` and the other fields
-            then refer to its transpose, (N, d).
-    """
-
-    name: str
-    aliases: tuple[str, ...]
-    encoding: Encoding | GridEncoding
-    start: int | tuple[int, ...]
-    amplitude: float
-    max_error: float
-    code: str
-    rows: int = 0
-    shape: tuple[int, ...] | None = None
-    extra_tokens: int = 0
-    zero_rows: tuple[int, ...] = ()
-    float32_angle: str = ""
-    alias_codes: tuple[str, ...] = ()
-    note: str = ""
-    zero_columns: tuple[int, ...] = ()
-    transposed: bool = False
-
-    def __str__(self) -> str:
-        lines = list(zip(self.aliases, self.alias_codes, strict=True))
-        alike = [name for name, code in lines if _fields(code) == _fields(self.code)]
-        others = "".join(f"\n    also {code}" for name, code in lines if name not in alike)
-        also = f" (also {', '.join(alike)})" if alike else ""
-        of = f", grid {' x '.join(map(str, self.shape))}" if self.shape else f", {self.rows} rows"
-        note = f"\n    {self.note}" if self.note else ""
-        return (
-            f"{self.name}{also}{of}, start {self.start}, max error {self.max_error:.2g}\n    {self.code}{others}{note}"
-        )
-
-
-def _fields(code: str) -> set[str]:
-    """The arguments of a line of code, without the convention, dim, start and axes."""
-    return {part.rstrip(")") for part in code.split(", ")[2:] if not part.startswith(("start=", "axes="))}
-
-
-class Matches(list[Match]):
-    """The result of `identify`: a list of `Match`, best first; empty if no encoding fits.
-
-    Attributes:
-        reason: why no encoding fits; "" if there are matches.
-        closest: if no encoding fits, the `Match` with the smallest max_error, or None if none is close.
-    """
-
-    def __init__(self, matches: Iterable[Match] = (), reason: str = "", closest: Match | None = None) -> None:
-        super().__init__(matches)
-        self.reason = reason
-        self.closest = closest
-
-    def __str__(self) -> str:
-        return "\n".join(map(str, self)) if self else f"no convention: {self.reason}"
-
-    def __repr__(self) -> str:
-        return f"Matches({super().__repr__()})" if self else f"Matches([], reason={self.reason!r})"
+MOST_EXTRA = 16  # rows of zeros at each end of a square grid
 
 
 def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) -> Matches:
@@ -115,14 +49,14 @@ def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) ->
 
     Only the values are used: layout, base, first position, amplitude and position_scale are derived from them, and
     every row is compared with the exact encoding. Rows of zeros (padding, class tokens) and columns of zeros are
-    ignored. The values may be rounded to 16 bits, or to the decimals of a printed table.
+    ignored. The values may be rounded to 16 bits.
 
     Args:
         table: a tensor or NumPy array of dtype float16, bfloat16, float32 or float64: (N, d), (1, N, d) or (N, 1, d);
             a grid as (H, W, d), (T, H, W, d), (1, C, H, W), or flattened to (extra tokens + H * W, d). If nothing fits,
             the transpose of (d, N) or (1, d, N) is tried; see `transposed` of `Match`.
         shape: lengths of the axes of a flattened grid, (H, W) or (T, H, W). None: the table has rows of one coordinate,
-            or its shape is found from the values.
+            or is a square grid.
         top: largest number of matches to return.
     Returns:
         a `Matches`, a list of `Match`, best first. It is empty if no encoding fits (a learned table, a cache of rotary
@@ -135,15 +69,26 @@ def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) ->
     lengths = lengths_of(shape)
     with torch.no_grad(), _plain_cpu():
         try:
-            rows = as_rows(table)
-            if rows.dim() < 2 or not rows.numel():
-                raise Refused(f"its shape {tuple(rows.shape)} is not that of rows of channels")
-            result = _search_both(rows, lengths)
-        except Refused as refusal:
-            return Matches(reason=str(refusal))
-    matches = [Match(**item.facts()) for item in result.fitting[:top]]
-    closest = Match(**result.closest.facts()) if result.closest else None
-    return Matches(matches, "" if matches else result.reason, closest)
+            tensor = as_tensor(table)
+        except NoEncodingError as error:
+            return Matches(reason=str(error))
+        if tensor.dim() < 2 or not tensor.numel():
+            return Matches(reason=f"its shape {tuple(tensor.shape)} is not that of rows of channels")
+        result = _search(tensor, lengths)
+    return Matches(result[:top], result.reason, result.closest)
+
+
+def lengths_of(shape: Any) -> tuple[int, ...] | None:
+    """Checks `shape`; returns a tuple of lengths. Raises TypeError, ValueError."""
+    if shape is None:
+        return None
+    try:
+        values = tuple(shape)
+    except TypeError:
+        raise TypeError(f"shape: expected a sequence of ints, got {type(shape).__name__}; pass (H, W)") from None
+    if not 1 <= len(values) <= 4:
+        raise ValueError(f"shape: expected 1 to 4 lengths, got {len(values)}; pass (H, W) or (T, H, W)")
+    return tuple(integer("shape", value, 1, 2**31, "pass the lengths of the grid's axes") for value in values)
 
 
 @contextlib.contextmanager
@@ -163,109 +108,176 @@ def _plain_cpu() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _search_both(rows: Tensor, lengths: tuple[int, ...] | None) -> SearchResult:
-    """Searches the table as it is given and, if nothing matches, its transpose."""
-    turned = _transpose(rows)
-    size = math.prod(lengths) if lengths else 0
-    if turned is not None and turned.shape[1] < size <= len(turned):  # has too few rows for the shape as it is given
-        result = SearchResult(reason=f"it has {turned.shape[1]} rows, too few for the shape")
-    else:
-        result = _search(rows, lengths)
-    if result.fitting or turned is None:
-        return result
-    try:
-        other = _search(turned.contiguous(), lengths)
-    except Refused:
-        return result
-    if not other.fitting:
-        return result
-    number, dim = turned.shape
-    for item in other.fitting:
-        item.transposed = True
-        note = f"given with the channels first, ({dim}, {number}): its transpose is what the encoding gives"
-        item.note = "; ".join(filter(None, [note, item.note]))
-    return other
+class _View(NamedTuple):
+    """Rows (n, d) as which a tensor may be read: of a sequence, or of a grid of these lengths."""
+
+    rows: Tensor
+    lengths: tuple[int, ...] | None = None
+    transposed: bool = False
 
 
-def _transpose(rows: Tensor) -> Tensor | None:
-    """The transpose (N, d) of a table (d, N), (1, d, N) or one of these per sample; None if its columns cannot be
-    sinusoids."""
-    if sum(length != 1 for length in rows.shape) == 2:
-        flat = rows.squeeze()
-    elif rows.dim() == 3 and _repeated(rows):
-        flat = rows[0]
-    else:
-        return None
-    return flat.T if has_sinusoids(flat.T) else None
-
-
-def _search(rows: Tensor, lengths: tuple[int, ...] | None) -> SearchResult:
-    """Tries each interpretation of the shape until one matches; else returns the most informative failure."""
-    best: SearchResult | None = None
-    for view in _views(rows, lengths):
-        result = search(view)
-        if result.fitting:
-            return result
-        if not view.known and (best is None or (result.closest and not best.closest)):
+def _search(tensor: Tensor, lengths: tuple[int, ...] | None) -> Matches:
+    """Tries each reading of the tensor until one matches; else returns the most informative failure."""
+    best: Matches | None = None
+    for rows, grid_lengths, transposed in _views(tensor, lengths):
+        result = _without_zero_columns(rows, grid_lengths)
+        if result and transposed:
+            first = f"({rows.shape[1]}, {rows.shape[0]})"
+            note = f"given with the channels first, {first}: its transpose is what the encoding gives"
+            return _changed(result, note, transposed=True)
+        if result or best is None or (result.closest and not best.closest and not transposed):
             best = result
-    return best or SearchResult(reason=f"its shape {tuple(rows.shape)} is not that of rows of channels")
+        if result:
+            break
+    return Matches(reason=f"its shape {tuple(tensor.shape)} is not that of rows of channels") if best is None else best
 
 
-def _views(rows: Tensor, lengths: tuple[int, ...] | None) -> Iterable[View]:
-    """The interpretations of a tensor: as rows (N, d) of a sequence, or of a grid with certain lengths."""
-    kept = [length for length in rows.shape[:-1] if length != 1]
-    dim = rows.shape[-1]
-    flat = rows.reshape(-1, dim)
-    if lengths is not None:
-        size = math.prod(lengths)
-        channel_first = tuple(rows.shape[-len(lengths) :]) == lengths and len(kept) >= len(lengths)
-        last = tuple(rows.shape[-len(lengths) - 1 : -1]) == lengths
-        if channel_first and not last:
-            yield View(rows.reshape(-1, size).T, lengths)
+def _views(tensor: Tensor, lengths: tuple[int, ...] | None) -> Iterator[_View]:
+    """The readings of a tensor, the most likely first."""
+    kept = [length for length in tensor.shape[:-1] if length != 1]
+    flat = tensor.reshape(-1, tensor.shape[-1])
+    repeated = len(kept) == 2 and _is_repeated(tensor)
+    two = sum(length != 1 for length in tensor.shape) == 2
+    turned = tensor.squeeze().T if two else tensor[0].T if repeated and tensor.dim() == 3 else None
+    turned = turned if turned is not None and has_sinusoids(turned) else None
+    if lengths is None:
+        if len(kept) <= 1 or repeated:
+            yield _View(flat[: kept[-1]] if repeated else flat)
+        elif len(kept) <= 3:
+            yield _View(flat, tuple(kept))
+            for inner in (tensor.shape[-2:], tensor.shape[-3:])[: len(kept) - 1]:  # channels first
+                yield _View(tensor.reshape(-1, math.prod(inner)).T, tuple(inner))
+    else:
+        size, grid_lengths = math.prod(lengths), lengths if len(lengths) > 1 else None
+        last = tuple(tensor.shape[-len(lengths) - 1 : -1]) == lengths
+        if tuple(tensor.shape[-len(lengths) :]) == lengths and len(kept) >= len(lengths) and not last:
+            yield _View(tensor.reshape(-1, size).T, lengths)  # channels first
             return
-        if len(flat) < size:
+        if len(flat) >= size:
+            yield _View(flat, grid_lengths)
+        elif turned is None or len(turned) < size:
             raise ValueError(
                 f"shape: expected one of at most {len(flat)} grid points (the rows of the table), got "
                 f"{' * '.join(map(str, lengths))} = {size}; pass the table's own (H, W) or (T, H, W)"
             )
-        yield View(flat, lengths if len(lengths) > 1 else None)
-        return
-    if len(kept) <= 1:
-        yield View(flat, None, known=True)
-        shapes, sure = shapes_of(flat)
-        lines = [grid for grid in shapes if max(grid) == math.prod(grid)]  # a sequence is more likely than these
-        for grid in shapes:
-            if grid not in lines:
-                yield View(flat, grid)
-        if not sure:
-            yield View(flat, None)
-        for grid in lines:
-            yield View(flat, grid)
-    elif len(kept) == 2 and _repeated(rows):
-        yield View(flat[: kept[1]], None)
-    elif len(kept) <= 3:
-        yield View(flat, tuple(kept))
-        *_, first, second = rows.shape
-        yield View(rows.reshape(-1, first * second).T, (first, second))
-        if len(kept) == 3:
-            inner = tuple(rows.shape[-3:])
-            yield View(rows.reshape(-1, math.prod(inner)).T, inner)
+    if turned is not None and (lengths is None or len(turned) >= math.prod(lengths)):
+        yield _View(turned.contiguous(), lengths and grid_lengths, transposed=True)
 
 
-def _repeated(rows: Tensor) -> bool:
+def _is_repeated(tensor: Tensor) -> bool:
     """Whether a three-dimensional tensor is the same table repeated for each sample of a batch."""
-    samples = rows.reshape(-1, *[length for length in rows.shape[:-1] if length != 1][1:], rows.shape[-1])
-    return bool((samples == samples[:1]).all()) if torch.equal(samples[0], samples[-1]) else False
+    samples = tensor.reshape(-1, *[length for length in tensor.shape[:-1] if length != 1][1:], tensor.shape[-1])
+    return torch.equal(samples[0], samples[-1]) and bool((samples == samples[:1]).all())
 
 
-def lengths_of(shape: Any) -> tuple[int, ...] | None:
-    """Checks `shape`; returns a tuple of lengths. Raises TypeError, ValueError."""
-    if shape is None:
-        return None
+def _changed(result: Matches, note: str, **fields: Any) -> Matches:
+    """The matches with another note before theirs, and some fields changed."""
+
+    def changed(match: Match) -> Match:
+        return dataclasses.replace(match, note="; ".join(filter(None, [note, match.note])), **fields)
+
+    return Matches(map(changed, result), result.reason, result.closest and changed(result.closest))
+
+
+def _without_zero_columns(rows: Tensor, lengths: tuple[int, ...] | None) -> Matches:
+    """Searches all columns, which may include zero channels of a convention, or those that are not zero."""
+    kept = rows[:64].any(0)
+    if not bool(kept.all()):
+        kept = rows.any(0)
+    whole = _search_rows(rows, lengths)
+    if bool(kept.all()) or not bool(kept.any()) or (whole and whole[0].name != "custom"):
+        return whole
+    gone = (~kept).nonzero().flatten().tolist()
+    rest = _search_rows(rows[:, kept], lengths)
+    if whole and (not rest or rest[0].name == "custom"):
+        return whole
+    columns = f"{_range(gone)} zero"
+    if not rest:
+        return Matches((), f"{columns}; of the others: {rest.reason}", rest.closest)
+    of = rest[0].shape or rest[0].rows - rest[0].extra_tokens
+    note = f"{columns}: sinpe.table({of}, encoding) gives the other {int(kept.sum())}"
+    return _changed(rest, note, zero_columns=tuple(gone))
+
+
+def _range(columns: list[int]) -> str:
+    """ "column 5 is", "columns 2 to 9 are" or "columns 1, 3, 5 are"."""
+    if len(columns) == 1:
+        return f"column {columns[0]} is"
+    if columns[-1] - columns[0] + 1 == len(columns):
+        return f"columns {columns[0]} to {columns[-1]} are"
+    return f"columns {listed(columns)} are"
+
+
+def _search_rows(rows: Tensor, lengths: tuple[int, ...] | None) -> Matches:
+    """The encodings that give rows (n, d) of a sequence, or of a grid, around which there may be rows of zeros."""
+    sinusoids = has_sinusoids(rows)
+    squares = [] if lengths else _squares(rows)
+    if not sinusoids and not squares and lengths is None:
+        return Matches(reason=NO_SINUSOIDS)  # in milliseconds, whatever the size
     try:
-        values = tuple(shape)
-    except TypeError:
-        raise TypeError(f"shape: expected a sequence of ints, got {type(shape).__name__}; pass (H, W)") from None
-    if not 1 <= len(values) <= 4:
-        raise ValueError(f"shape: expected 1 to 4 lengths, got {len(values)}; pass (H, W) or (T, H, W)")
-    return tuple(integer("shape", value, 1, 2**31, "pass the lengths of the grid's axes") for value in values)
+        table = read(rows)
+        _refuse_rotary(table)
+    except NoEncodingError as error:
+        return Matches(reason=str(error))
+    if lengths is not None:
+        return _search_grid(table, lengths)
+    samples = table.samples()
+    named = rank(table, sequence.named(table, samples)) if sinusoids else Matches()
+    if named and sequence.is_nearest(samples, named[0]):
+        return named
+    for square in () if named else squares:
+        result = _search_grid(table, square)
+        if result:
+            return result
+    if not sinusoids:
+        return Matches(reason=NO_SINUSOIDS)
+    fitted = rank(table, sequence.fitted(table, samples))
+    if fitted or named:
+        return fitted or named
+    if len(samples.t) < sequence.FEWEST_ROWS:
+        return Matches(reason=f"{len(samples.t)} rows are too few to fit one, and none of the conventions gives them")
+    if fitted.closest or named.closest:
+        return fitted if fitted.closest else named
+    return Matches(
+        reason="its columns are smooth, but no ladder of frequencies gives them (learned values, perhaps, or a "
+        "flattened grid: pass shape=(H, W) or (T, H, W))"
+    )
+
+
+def _search_grid(table: StoredTable, lengths: tuple[int, ...]) -> Matches:
+    """The grid encodings that give these rows, without rows of zeros around the grid."""
+    number, size, named = len(table.rows), math.prod(lengths), " x ".join(map(str, lengths))
+    extra = min(table.leading, number - size)
+    if not bool(table.zero[extra + size :].all()):
+        first = "first row is" if number - size == 1 else f"first {number - size} rows are"
+        return Matches(
+            reason=f"its {first} not zero, but a grid of {named} leaves {number - size} of {number} rows for class "
+            "tokens; pass the rows of the grid alone"
+        )
+    body = table._replace(rows=table.rows[extra : extra + size], zero=table.zero[extra : extra + size])
+    if not grid.is_separable(body, lengths):
+        return Matches(reason=f"its channels do not follow one axis each of a grid of {named}")
+    result = rank(table, [candidate._replace(extra=extra) for candidate in grid.candidates_of(body, lengths)], lengths)
+    if not result and not result.closest:
+        result.reason = f"each channel follows one axis of a grid of {named}, but no ladder of frequencies gives them"
+    return result
+
+
+def _squares(rows: Tensor) -> list[tuple[int, int]]:
+    """The square grids that rows may be, with or without a few rows of zeros at their ends."""
+    number, zero = len(rows), ~torch.cat([rows[:MOST_EXTRA], rows[-MOST_EXTRA:].flip(0)]).any(1)
+    leading, trailing = (int(part.int().cumprod(0).sum()) for part in zero.chunk(2))
+    sizes = dict.fromkeys((number, number - leading, number - leading - trailing))
+    return [(math.isqrt(size),) * 2 for size in sizes if size > 1 and math.isqrt(size) ** 2 == size]
+
+
+def _refuse_rotary(table: StoredTable) -> None:
+    """Raises NoEncodingError for a cache of cosines or sines of a rotary embedding."""
+    sample, half = table.rows[:64], table.rows.shape[1] // 2
+    if half < 2 or table.rows.shape[1] % 2 or bool((sample == sample[0]).all()):
+        return
+    if torch.equal(sample[:, :half], sample[:, half:]) or torch.equal(sample[:, 0::2], sample[:, 1::2]):
+        raise NoEncodingError(
+            "every frequency stands twice with the same function: the cos or sin cache of a rotary encoding, which "
+            "multiplies queries and keys and is not added"
+        )

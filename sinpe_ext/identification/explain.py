@@ -1,8 +1,7 @@
-"""From the four parameters of a wave to the fields of an `Encoding`, as the roundest numbers that fit the table."""
+"""From the four numbers of a wave to the fields of an `Encoding`: the shortest numbers that reproduce the table."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -12,41 +11,24 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..agreement import VALUE_ERROR
 from ..encodings import frequency
 from ..encodings.encoding import Encoding
-from .fit import (
-    COSINE,
-    FLOAT32_UNIT,
-    SINE,
-    ZERO,
-    Channels,
-    Fit,
-    Noise,
-    Samples,
-    Tolerance,
-    Wave,
-    misrounded,
-    solve,
-    tolerance_of,
-)
+from .fit import COLUMNS, ROWS, Channels, Samples, Wave, refine, scattered
 
 UNITS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
-FEW_DIGITS = 3
-MOST_DIGITS = 8  # cost of an arbitrary number
-ALL_DIGITS = 17  # enough for any float64
-SHIFTS = (0.0, 0.5, 1.0)
-LARGEST_PART = 256  # largest denominator of a fraction such as 14 / 24
-POWER_OF_TWO = 1.9  # cost of a power of two, in digits
-MOST_TURNS = 200  # whole turns per row that a single frequency may have
-MOST_OPTIONS = 4  # simpler numbers that are tried for each field
-MISROUNDED = 0.01  # fraction of 16-bit values that another way to compute the encoding may round differently
-BY_CHANCE = 0.5  # largest expected number of fractions, as simple or simpler, that are as near by chance
+MISROUNDED = 0.01  # fraction of the values that another way to compute the encoding may round differently
+NEAR_MISS = 0.25  # fraction of the values that a fit of the table's own encoding does not misround
+TELLING, FEWEST_TELLING = 32.0, 32  # see `is_exact`
+DOUBLE = 2.0**-29  # errors of float64 formulas, relative to those of float32
+NEAR = 0.02  # largest relative difference of a simpler number from a fitted one
+FEW_DIGITS = 4.0  # of a number that is unlikely to be chance
+MOST_DIGITS = 8.0  # cost of an arbitrary number
 LARGEST_DIM = 2**20
-LENIENCE = 3e-7  # relative error of a round number in the usual float32 formula
 
 
-class Reading(NamedTuple):
-    """The fields to override in a template so that it gives the wave, and their cost; 0 if there are none."""
+class Explanation(NamedTuple):
+    """Fields that differ from a template's, and their cost: about the number of digits."""
 
     fields: dict[str, Any]
     cost: float
@@ -54,23 +36,25 @@ class Reading(NamedTuple):
 
 @lru_cache(maxsize=512)
 def channels_of(encoding: Encoding) -> Channels:
-    """The kinds and ladder indices of an encoding's channels."""
+    """The channels of an encoding without explicit `frequencies`."""
     sines, cosines, _ = frequency.shape(encoding)
     later = 0.5 if encoding.cos_frequency == "own" else 0.0
-    of_sin = [(SINE, float(k)) for k in range(sines)]
-    of_cos = [(COSINE, k + later) for k in range(cosines)]
+    sin = [(False, float(k)) for k in range(sines)]
+    cos = [(True, k + later) for k in range(cosines)]
     if encoding.layout == "interleaved":
-        laid = [(of_cos if channel % 2 else of_sin)[channel // 2] for channel in range(sines + cosines)]
+        laid = [(cos if channel % 2 else sin)[channel // 2] for channel in range(sines + cosines)]
     else:
-        laid = of_cos + of_sin if encoding.layout in ("cos_sin", "cos") else of_sin + of_cos
-    laid += [(ZERO, 0.0)] * (encoding.dim - len(laid))
+        laid = cos + sin if encoding.layout in ("cos_sin", "cos") else sin + cos
+    zeros = encoding.dim - len(laid)
     return Channels(
-        torch.tensor([kind for kind, _ in laid]), torch.tensor([index for _, index in laid], dtype=torch.float64)
+        torch.tensor([cosine for cosine, _ in laid] + [False] * zeros),
+        torch.tensor([False] * len(laid) + [True] * zeros),
+        torch.tensor([index for _, index in laid] + [0.0] * zeros, dtype=torch.float64),
     )
 
 
-def exponent(encoding: Encoding) -> float:
-    """The power of 1 / base by which neighbouring frequencies of the ladder differ."""
+def exponent_step(encoding: Encoding) -> float:
+    """The power of 1 / base by which neighbouring frequencies differ."""
     half = frequency.shape(encoding).exponent_dim / 2 - Fraction(encoding.shift)
     return float(Fraction(encoding.exponent_scale) / half) if half else 0.0
 
@@ -78,265 +62,148 @@ def exponent(encoding: Encoding) -> float:
 def wave_of(encoding: Encoding) -> Wave:
     """The wave of an encoding without explicit `frequencies`."""
     rate = float(encoding.position_scale) * UNITS[encoding.unit]
-    return Wave(rate, exponent(encoding) * math.log(encoding.base), float(encoding.start), encoding.amplitude)
+    return Wave(rate, exponent_step(encoding) * math.log(encoding.base), float(encoding.start), encoding.amplitude)
 
 
-def readings(
-    template: Encoding, fit: Fit, samples: Samples, noise: Noise, channels: Channels | None = None
-) -> Iterator[Reading]:
-    """Yields the ways to express the wave of a fit as fields of a template; `channels` are those of the samples, if
-    they differ from the template's."""
-    channels = channels or channels_of(template)
-    template_wave = wave_of(template)
-    fields: dict[str, Any] = {}
-    cost = 0.0
-    start = round(fit.wave.start)
-    if start != template.start:
-        fields["start"], cost = start, 1.0
-    allowed = tolerance_of(samples, channels, fit, noise)
-
-    def with_rate(rate: float) -> Fit:
-        return solve(samples, channels, fit.wave._replace(rate=rate), ("decay", "amplitude"), noise, 3)
-
-    def as_fast(rate: float) -> bool:
-        return with_rate(rate).error <= allowed.limit
-
-    unit, reach = UNITS[template.unit], float(channels.rungs.max())
-    slack = max(fit.slack.rate, 2 * allowed.relative)
-    if _near(fit.wave.rate, template_wave.rate, slack) and as_fast(template_wave.rate):
-        rate = template_wave.rate
-    else:
-        value, digits = _scale(
-            fit.wave.rate / unit, slack, lambda scale: as_fast(scale * unit), 0.0 if reach else 2 * math.pi / unit
-        )
-        fields["position_scale"], rate = value, value * unit
-        cost += 2 + digits
-    fit = with_rate(rate)
-
-    def with_decay(decay: float) -> Fit:
-        return solve(samples, channels, fit.wave._replace(decay=decay), ("amplitude",), noise, 2)
-
-    def decay_of(changed: dict[str, Any]) -> float:
-        return wave_of(template.replace(**changed)).decay
-
-    def as_well(**changed: Any) -> bool:
-        try:
-            return with_decay(decay_of(changed)).error <= allowed.limit
-        except (ValueError, OverflowError):
-            return False
-
-    decay = fit.wave.decay
-    slack = max(fit.slack.decay, allowed.relative * (2 * abs(decay) + 4 / max(reach, 1.0)))
-    for of_ladder, price in _ladder_fields(template, decay, slack, reach, as_well):
-        last = with_decay(decay_of(of_ladder))
-
-        def as_large(amplitude: float, last: Fit = last) -> bool:
-            return allowed.as_large(
-                solve(samples, channels, last.wave._replace(amplitude=amplitude), (), noise, 0), last
-            )
-
-        off = max(last.slack.amplitude / max(abs(last.wave.amplitude), 1e-300), 2 * FLOAT32_UNIT)
-        of_size, worth = _amplitude(template, last.wave.amplitude, off, as_large)
-        reading = Reading({**fields, **of_ladder, **of_size}, cost + price + worth)
-        yield _as_stored(template, reading, samples, channels, noise, allowed) if noise.relative else reading
+def is_exact(samples: Samples, channels: Channels, wave: Wave) -> bool:
+    """Whether the values are those of a wave, rounded once, where float32 angles would have larger errors."""
+    t = samples.t.double()
+    rounding, errors = samples.rounding(), wave.errors(t, channels)
+    telling = errors - abs(wave.amplitude) * VALUE_ERROR > TELLING * rounding
+    telling &= channels.exponent > 0  # the first frequency is often 1, and its angles are integers, hence exact
+    outside = (samples.x - wave.at(t, channels)).abs() > rounding + DOUBLE * errors
+    return int(telling.sum()) >= FEWEST_TELLING and float(outside[telling].double().mean()) < 0.03
 
 
-def _as_stored(
-    template: Encoding, reading: Reading, samples: Samples, channels: Channels, noise: Noise, allowed: Tolerance
-) -> Reading:
-    """The simplest numbers near those of a reading that reproduce the 16-bit values.
+class Explainer:
+    """Explains the wave that was fitted to some samples as fields of templates.
 
-    Values that hardly change from row to row have correlated rounding errors, which bias a least-squares fit.
+    Attributes:
+        exact: whether the table has no float32 angle errors, so that its numbers must reproduce all of its digits.
     """
-    names = [name for name in ("position_scale", "base", "amplitude") if name in reading.fields]
-    options: list[list[tuple[float, float]]] = []
-    now = 0.0
-    for name in names:
-        value = reading.fields[name]
-        known = _fractions(value, noise.unit) if name == "position_scale" else []
-        known += _roots(template, value, noise.unit) if name == "amplitude" else []
-        worth = _worth(value, known)
-        near = [option for option in _numbers(value, 4 * noise.unit, known) if option[0] <= worth][:MOST_OPTIONS]
-        options.append(near or [(worth, value)])
-        now += worth
-    for chosen in sorted(itertools.product(*options), key=lambda chosen: sum(worth for worth, _ in chosen)):
-        digits = sum(worth for worth, _ in chosen)
-        if digits >= now:
-            break
-        fields = dict(reading.fields)
-        fields.update(zip(names, [value for _, value in chosen], strict=True))
-        try:
-            wave = wave_of(template.replace(**fields))
-        except (ValueError, OverflowError):
-            continue
-        if misrounded(samples, channels, wave, noise, allowed.relative) <= MISROUNDED:
-            unchanged = {name for name in names if fields[name] == getattr(template, name)}
-            kept = {name: value for name, value in fields.items() if name not in unchanged}
-            return Reading(kept, reading.cost - (now - digits) - 2 * len(unchanged))
-    return reading
 
+    def __init__(self, samples: Samples, channels: Channels, wave: Wave) -> None:
+        live = (~channels.zero).nonzero().flatten()
+        live = live[scattered(len(live), COLUMNS)]
+        self.channels, self.wave = channels.columns(live), wave
+        samples = samples.some(scattered(len(samples.t), 2 * ROWS), live)
+        off = (samples.x - wave.at(samples.t.double(), self.channels)).abs().mean(1)
+        like = off <= 4 * off.median().clamp_min(samples.noise)  # without rows that were changed
+        self.samples = samples.some(like)
+        self.samples = self.samples.some(scattered(len(self.samples.t), ROWS))
+        self.exact = is_exact(self.samples, self.channels, wave)
+        self.tried: dict[Wave, bool] = {}
+        self.slack = 0.0
+        if samples.unit > 2.0**-20:  # the rounding errors of many equal 16-bit values bias the amplitude
+            changes = sorted(range(-16, 17), key=abs)
+            near = [wave._replace(amplitude=wave.amplitude * (1 + k * samples.unit / 16)) for k in changes]
+            self.wave = min(near, key=self.outside)
+        if self.outside(self.wave) > NEAR_MISS:  # numbers within the errors of the fit are good enough
+            self.slack = 4 * float(off[like].mean())
+        self.most = max(MISROUNDED, 1.5 * self.outside(self.wave))
 
-def _near(value: float, other: float, slack: float) -> bool:
-    """Whether two numbers agree within a relative slack."""
-    return abs(value - other) <= abs(other) * slack
+    def outside(self, wave: Wave) -> float:
+        """The fraction of the values that differ from a wave by more than rounding errors."""
+        t = self.samples.t.double()
+        errors = wave.errors(t, self.channels) * (DOUBLE if self.exact else 1.0)
+        allowed = self.samples.rounding() + self.slack + errors
+        return float(((self.samples.x - wave.at(t, self.channels)).abs() > allowed).double().mean())
 
+    def agrees(self, wave: Wave) -> bool:
+        """Whether a wave reproduces about as many values as the fitted one."""
+        if wave not in self.tried:
+            self.tried[wave] = self.outside(wave) <= self.most
+        return self.tried[wave]
 
-def _ladder_fields(
-    template: Encoding, decay: float, slack: float, reach: float, as_well: Callable[..., bool]
-) -> Iterator[tuple[dict[str, Any], float]]:
-    """Yields the changes of base, shift, exponent_dim or exponent_scale that give this decay, each with its cost."""
-    step, log_base = exponent(template), math.log(template.base)
-    if not reach or not step or (abs(decay - step * log_base) <= slack and as_well()):
-        yield {}, 0.0
-        return
-    log = decay / step
-    if abs(log) < 600:
-        value, digits = rounded(math.exp(log), abs(slack / step), lambda base: as_well(base=base))
-        yield {"base": value}, 2 + digits
-    if not log_base or not decay or decay * log_base < 0:
-        return
-    half = float(frequency.shape(template).exponent_dim) / 2
-    wanted = float(template.exponent_scale) * log_base / decay  # half - shift
-    off = wanted * slack / abs(decay)
-    shift = round(2 * (half - wanted)) / 2
-    near = abs(half - wanted - shift) <= off and shift < half and abs(shift) < 100
-    if near and shift != template.shift and as_well(shift=shift):
-        yield {"shift": shift}, (3 if shift in SHIFTS else 6) + _digits(shift)
-    dim = round(2 * (wanted + float(template.shift)))
-    if (
-        0 < dim < LARGEST_DIM
-        and abs(2 * (wanted + float(template.shift)) - dim) <= 2 * off
-        and as_well(exponent_dim=dim)
-    ):
-        yield {"exponent_dim": dim}, 4.0 if off < 0.01 and dim % 8 == 0 else 8.0
-    yield from _base_and_shift(template, decay, slack, as_well)
-    scale = decay * (half - float(template.shift)) / log_base
-    value, digits = rounded(scale, slack / abs(decay), lambda by: as_well(exponent_scale=by))
-    if digits <= FEW_DIGITS:
-        yield {"exponent_scale": value}, 4 + digits
+    def with_rate(self, rate: float) -> Wave:
+        """The wave with another rate, and the decay that fits best."""
+        return refine(self.samples, self.channels, self.wave._replace(rate=rate), (1,), 2)[0]
 
+    def shortest(
+        self, known: float, options: list[tuple[float, float]], near: float, wave: Callable[[float], Wave]
+    ) -> tuple[float, float]:
+        """The template's own number, or the first (cost, number) near a fitted one whose wave agrees; and its cost."""
+        for cost, number in [(0.0, known), *((2 + cost, number) for cost, number in sorted(options))]:
+            if abs(number - near) <= NEAR * abs(near) and self.agrees(wave(number)):
+                return number, min(cost, 2 + MOST_DIGITS)
+        return near, 2 + MOST_DIGITS
 
-def _base_and_shift(
-    template: Encoding, decay: float, slack: float, as_well: Callable[..., bool]
-) -> Iterator[tuple[dict[str, Any], float]]:
-    """Changes of both base and shift, if they make the base round and this is unlikely to be chance."""
-    for shift in SHIFTS:
-        if shift == template.shift or 2 * shift >= frequency.shape(template).exponent_dim:
-            continue
-        step = exponent(template.replace(shift=shift))
-        relative = abs(slack / step)
-        if abs(decay / step) > 300:
-            continue
-        value, digits = rounded(math.exp(decay / step), relative, partial(_base_fits, as_well, shift))
-        if relative * 10**digits < 0.1 and value != template.base and _base_fits(as_well, shift, value):
-            yield {"shift": shift, "base": value}, (3 if shift == 1 else 4) + digits
+    def explain(self, template: Encoding) -> Iterator[Explanation]:
+        """Ways to write the wave as fields that differ from a template's."""
+        unit, start = UNITS[template.unit], round(self.wave.start)
+        fields: dict[str, Any] = {} if start == template.start else {"start": start}
+        known = float(template.position_scale)
+        near = self.wave.rate / unit
+        scale, cost = self.shortest(known, numbers(near) + fractions(near), near, lambda s: self.with_rate(s * unit))
+        cost += len(fields)
+        if scale != known:
+            fields["position_scale"] = scale
+        wave = self.with_rate(scale * unit)
+        root = math.sqrt(template.dim)
+        roots = (root, 1 / root, math.sqrt(2) / root, 1 / template.dim, math.sqrt(0.5))
+        for ladder in self._base(template, wave):
+            decay = wave_of(template.replace(**ladder.fields)).decay
+            with_amplitude = partial(Wave, wave.rate, decay, wave.start)
+            options = numbers(wave.amplitude, roots)
+            size, digits = self.shortest(template.amplitude, options, wave.amplitude, with_amplitude)
+            amplitude = {} if size == template.amplitude else {"amplitude": size}
+            yield Explanation({**fields, **ladder.fields, **amplitude}, cost + ladder.cost + digits)
 
+    def _base(self, template: Encoding, wave: Wave) -> Iterator[Explanation]:
+        """Changes of base, shift or exponent_dim that give the decay of a wave."""
 
-def _base_fits(as_well: Callable[..., bool], shift: float, base: float) -> bool:
-    """Whether an encoding with this shift and base fits as well."""
-    return as_well(shift=shift, base=base)
+        def fits(**fields: Any) -> bool:
+            try:
+                decay = wave_of(template.replace(**fields)).decay
+            except (ValueError, OverflowError):
+                return False
+            return self.agrees(wave._replace(decay=decay))
 
-
-def _amplitude(
-    template: Encoding, amplitude: float, slack: float, as_well: Callable[[float], bool]
-) -> tuple[dict[str, Any], float]:
-    """The amplitude of the template, or else the simplest: a short decimal, or one of the usual square roots."""
-    if _near(amplitude, template.amplitude, slack) and as_well(template.amplitude):
-        return {}, 0.0
-    value, digits = simplest(amplitude, slack, _roots(template, amplitude, slack), as_well)
-    return {"amplitude": value}, 2.0 + digits
-
-
-def _roots(template: Encoding, amplitude: float, slack: float) -> list[tuple[float, float]]:
-    """The usual amplitudes, such as sqrt(dim), within a relative slack, each with its cost."""
-    root = math.sqrt(template.dim)
-    of_dim = [(2.0, size) for size in (root, 1 / root, math.sqrt(2) / root, 1 / template.dim)]
-    return [
-        (worth, math.copysign(size, amplitude))
-        for worth, size in [*of_dim, (FEW_DIGITS + 0.5, math.sqrt(0.5))]
-        if _near(size, abs(amplitude), slack)
-    ]
-
-
-def _scale(value: float, slack: float, as_well: Callable[[float], bool], turn: float) -> tuple[float, float]:
-    """A position_scale: the simplest of short decimals, small fractions, and either times pi.
-
-    Args:
-        turn: if there is a single frequency, the scale of a whole turn; adding whole turns then changes no value.
-    """
-    known = _fractions(value, slack)
-    for turns in range(-MOST_TURNS, MOST_TURNS + 1) if turn else ():
-        more = value + turns * turn
-        short = float(f"{more:.1e}")
-        if short and abs(short - more) <= abs(value) * slack + abs(more) * FLOAT32_UNIT:
-            known.append((1.0 + _digits(short) + (short < 0), short))
-    return simplest(value, slack, known, as_well)
-
-
-def _fractions(value: float, slack: float) -> list[tuple[float, float]]:
-    """Small fractions and their products with pi within a relative slack, each with its cost."""
-    fractions = []
-    for factor, price in ((1.0, 1.0), (math.pi, 1.7)):
-        for numerator, denominator in _convergents(value / factor, LARGEST_PART):
-            product = factor * numerator / denominator
-            telling = slack * abs(numerator) * denominator < BY_CHANCE
-            if telling and _near(value, product, slack):
-                fractions.append((price + math.log10(abs(numerator) * denominator), product))
-    return fractions
-
-
-def _convergents(value: float, largest: int) -> Iterator[tuple[int, int]]:
-    """The convergents of the continued fraction of a number, with denominators up to `largest`."""
-    (p, before_p), (q, before_q) = (1, 0), (0, 1)
-    left = Fraction(value)
-    while True:
-        whole = math.floor(left)
-        p, before_p = whole * p + before_p, p
-        q, before_q = whole * q + before_q, q
-        if q > largest:
+        if not exponent_step(template) or fits():
+            yield Explanation({}, 0.0)
             return
-        if p:
-            yield p, q
-        if left == whole:
-            return
-        left = 1 / (left - whole)
+        half = float(frequency.shape(template).exponent_dim) / 2
+        for shift in dict.fromkeys((float(template.shift), 0.0, 1.0, 0.5)):
+            if shift >= half:
+                continue
+            log = wave.decay * (half - shift) / float(template.exponent_scale)
+            moved = {} if shift == template.shift else {"shift": shift}
+            if moved and fits(**moved):
+                yield Explanation(moved, 4.0)
+                continue
+            if abs(log) < 600:
+                found = (item for item in numbers(math.exp(log)) if fits(base=item[1], **moved))
+                digits, base = next(found, (MOST_DIGITS, math.exp(log)))
+                if not moved or digits <= FEW_DIGITS:
+                    yield Explanation({"base": base, **moved}, 2 + min(digits, MOST_DIGITS) + 3 * len(moved))
+        log_base = math.log(template.base)
+        wanted = float(template.exponent_scale) * log_base / wave.decay if wave.decay * log_base > 0 else 0.0
+        dim = round(min(2 * (wanted + float(template.shift)), LARGEST_DIM))
+        if 0 < dim < LARGEST_DIM and fits(exponent_dim=dim):
+            yield Explanation({"exponent_dim": dim}, 4.0 if dim % 8 == 0 else 8.0)
 
 
-def rounded(value: float, slack: float, as_well: Callable[[float], bool]) -> tuple[float, float]:
-    """The decimal with the fewest digits within a relative slack that fits as well, and its number of digits."""
-    return simplest(value, slack, [], as_well)
+def numbers(value: float, likely: tuple[float, ...] = ()) -> list[tuple[float, float]]:
+    """(cost, number) of decimals and likely numbers near a value, shortest first."""
+    near = {float(f"{value:.{digits}e}") for digits in range(17)}
+    return sorted(
+        [(digits_of(number), number) for number in near] + [(2.0, math.copysign(number, value)) for number in likely]
+    )
 
 
-def simplest(
-    value: float, slack: float, known: list[tuple[float, float]], as_well: Callable[[float], bool]
-) -> tuple[float, float]:
-    """The simplest number within a relative slack that fits as well, and its cost in digits.
-
-    Args:
-        known: (cost, number) of further numbers, which are not short decimals.
-    """
-    for digits, close in _numbers(value, slack, known):
-        if as_well(close):
-            return close, min(digits, float(MOST_DIGITS))
-    return value, float(MOST_DIGITS)
+def fractions(value: float) -> list[tuple[float, float]]:
+    """(cost, number) of small fractions, and of small fractions times pi, near a value."""
+    found = []
+    for factor, cost in ((1.0, 1.0), (math.pi, 1.7)):
+        for largest in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+            part = Fraction(value / factor).limit_denominator(largest)
+            if part and len(str(part.numerator)) < 5:
+                length = math.log10(abs(part.numerator) * part.denominator)
+                found.append((cost + length, factor * part.numerator / part.denominator))
+    return found
 
 
-def _numbers(value: float, slack: float, known: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """(cost, number) of the known numbers, the decimals and the power of two within a relative slack, simplest
-    first."""
-    near = {float(f"{value:.{digits - 1}e}") for digits in range(1, ALL_DIGITS + 1)}
-    if value:
-        near.add(math.copysign(2.0 ** round(math.log2(abs(value))), value))
-    counted = [(_digits(number), number) for number in near if _near(value, number, slack)]
-    return sorted({*known, *counted})
-
-
-def _worth(value: float, known: list[tuple[float, float]]) -> float:
-    """The cost of a number."""
-    return min([digits for digits, number in known if number == value] + [_digits(value)])
-
-
-def _digits(value: float) -> float:
-    """The significant digits of a number in Python's repr; a power of two costs less than two digits."""
+def digits_of(value: float) -> float:
+    """The significant digits of a number in Python's repr; a power of two counts less than two."""
     digits = len(Decimal(repr(float(value))).normalize().as_tuple().digits)
-    return min(digits, POWER_OF_TWO) if math.frexp(abs(value))[0] == 0.5 else float(digits)
+    return min(digits, 1.9) if math.frexp(abs(value))[0] == 0.5 else float(digits)

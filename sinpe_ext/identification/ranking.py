@@ -1,0 +1,254 @@
+"""From candidate encodings to matches: their order, the comparison with every row, aliases and notes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import functional
+from ..agreement import Comparison, compare, positions_of
+from ..encodings.encoding import Encoding
+from ..encodings.grid import GridEncoding
+from .explain import FEW_DIGITS, digits_of
+from .fit import scattered
+from .match import Match, Matches
+from .stored_table import UNITS, StoredTable
+
+SAMPLED, ANGLE_ROWS = 48, 1024
+MOST_COMPARED = 40
+NEAR = 0.3  # largest mean error of a row, relative to its largest value, of an encoding that is reported as closest
+DIGITS = 4.0  # by which an encoding with ten times the error must be simpler than another
+SIMPLE = 6.0  # cost below which the numbers of a match are simple, so that others are no alternatives
+PLAIN_BASES = (10.0, 100.0, 1000.0, 10000.0, 100000.0, 1000000.0)
+CHANGES = (0.03, 0.01, 0.003, 0.001)  # of a base, that are tried
+EXACT = 2.0**-22  # relative to the amplitude: with a smaller error a table has no angle errors
+ANGLES = ("float32_exp", "float32_pow")
+
+
+class Candidate(NamedTuple):
+    """A convention with some fields overridden, and the encoding that it gives.
+
+    Attributes:
+        name: the convention; "custom" for an encoding without a name.
+        fields: the arguments of `convention` other than name and dim.
+        cost: about the number of digits in `fields`.
+        rank: the place of the convention in the catalogue.
+        extra: rows of zeros before the first position.
+        borrowed: whether `fields` has another start than the convention, whose name stands for one.
+    """
+
+    name: str
+    fields: dict[str, Any]
+    encoding: Encoding | GridEncoding
+    cost: float
+    rank: int
+    extra: int = 0
+    borrowed: bool = False
+
+    @property
+    def axes(self) -> tuple[Encoding, ...]:
+        """The encodings of the axes of a grid, or the encoding itself."""
+        return self.encoding.axes if isinstance(self.encoding, GridEncoding) else (self.encoding,)
+
+    def changed(self, fields: dict[str, Any], cost: float, extra: int = 0) -> Candidate | None:
+        """The candidate with some fields changed; None if their combination is invalid."""
+        change = self.encoding.with_axes if isinstance(self.encoding, GridEncoding) else self.encoding.replace
+        try:
+            encoding = change(**fields)
+        except (ValueError, OverflowError):
+            return None
+        borrowed = "start" in fields and any(axis.start for axis in self.axes)
+        return Candidate(self.name, {**self.fields, **fields}, encoding, self.cost + cost, self.rank, extra, borrowed)
+
+    @property
+    def code(self) -> str:
+        """A line of Python that creates the encoding."""
+        if self.name != "custom":
+            settings = "".join(f", {field}={value!r}" for field, value in self.fields.items())
+            return f'sinpe.convention("{self.name}", {self.encoding.dim}{settings})'
+        return repr(self.encoding).replace("Encoding(", "sinpe.Encoding(")
+
+    def values(self, rows: Tensor, lengths: Sequence[int] | None, **fields: Any) -> Tensor:
+        """The values in rows of the table; with some fields of the encoding changed, in float32."""
+        candidate = self.changed(fields, 0.0) if fields else self
+        assert candidate is not None
+        dtype = torch.float32 if fields else torch.float64
+        positions = positions_of(rows - self.extra, self.encoding, lengths)
+        return functional.encode(positions, candidate.encoding, dtype=dtype).double()
+
+    def compare(self, table: StoredTable, rows: Tensor, lengths: Sequence[int] | None) -> Comparison:
+        """Compares some rows of the table with the encoding."""
+        return compare(table.rows[self.extra :], self.encoding, lengths, which=rows - self.extra)
+
+
+def rank(table: StoredTable, candidates: Sequence[Candidate], lengths: tuple[int, ...] | None = None) -> Matches:
+    """The candidates that reproduce every row, best first; candidates that give the same table become one match."""
+    if not candidates:
+        return Matches()
+    live = table.live()
+    some = live[scattered(len(live), SAMPLED)]
+    values = [candidate.values(some, lengths) for candidate in candidates]
+    errors = [float((value - table.rows[some].double()).square().mean()) ** 0.5 for value in values]
+    differing = [float(c.compare(table, some, lengths).differs.double().mean()) for c in candidates]
+    least = max(min(errors), table.size * 1e-9)
+    costs = [c.cost + DIGITS * math.log10(max(error / least, 1.0)) for c, error in zip(candidates, errors, strict=True)]
+    order = sorted(range(len(candidates)), key=lambda k: (costs[k], candidates[k].rank))
+    found: list[tuple[int, Comparison, list[Candidate]]] = []
+    for k in [k for k in order if not differing[k]][:MOST_COMPARED]:
+        same = table.size * max(1e-6, 4 * UNITS[table.rows.dtype])
+        home = next((item for item in found if float((values[item[0]] - values[k]).abs().max()) <= same), None)
+        if home is None:
+            compared = candidates[k].compare(table, live, lengths)
+            if not bool(compared.differs.any()):
+                found.append((k, compared, []))
+        elif _is_alias(candidates[k], [candidates[home[0]], *home[2]]):
+            home[2].append(candidates[k])
+    if found:
+        return Matches(_match(table, candidates[k], aliases, compared, lengths) for k, compared, aliases in found)
+    candidate = candidates[order[0]]
+    compared = candidate.compare(table, live, lengths)
+    if float(compared.error.mean()) > NEAR * table.size:
+        return Matches()
+    return Matches((), _near_miss(candidate, compared, live), _match(table, candidate, [], compared, lengths))
+
+
+def _is_alias(candidate: Candidate, others: Sequence[Candidate]) -> bool:
+    """Whether a candidate that gives the same table as the others is reported: it must be as simple as the first, or
+    have a common base, or the numbers of both must be arbitrary."""
+    first = others[0]
+    if candidate.borrowed or candidate.extra != first.extra or candidate.name in [other.name for other in others]:
+        return False
+    if candidate.cost <= first.cost + 1:
+        return True
+    alike = set(candidate.fields) <= {*first.fields, "start", "base", "shift", "exponent_dim"}
+    return alike and (first.cost >= SIMPLE or candidate.fields.get("base") in PLAIN_BASES)
+
+
+def _near_miss(candidate: Candidate, compared: Comparison, live: Tensor) -> str:
+    """Describes how an encoding differs from the table."""
+    where = live[compared.differs].tolist()
+    largest = float(compared.error.max())
+    if len(where) == len(live):
+        return (
+            f"the nearest encoding, {candidate.code}, differs in every row, by up to {largest:.2g} (a table trained "
+            "further, or of other frequencies)"
+        )
+    return (
+        f"{candidate.code} differs in {len(where)} of {len(live)} rows ({listed(where)}), by up to {largest:.2g}; the "
+        f"others agree within {float(compared.error[~compared.differs].max()):.2g}"
+    )
+
+
+def listed(numbers: Sequence[int], most: int = 8) -> str:
+    """The first numbers of a sequence, separated by commas."""
+    return ", ".join(map(str, numbers[:most])) + (", ..." if len(numbers) > most else "")
+
+
+# --------------------------------------------------------------------------------------------------------- the notes
+
+
+def _match(
+    table: StoredTable,
+    candidate: Candidate,
+    aliases: Sequence[Candidate],
+    compared: Comparison,
+    lengths: tuple[int, ...] | None,
+) -> Match:
+    """The match of a candidate, with its notes."""
+    encoding, extra, axes = candidate.encoding, candidate.extra, candidate.axes
+    starts = tuple(axis.start for axis in axes)
+    notes = []
+    if extra:
+        first = "row is" if extra == 1 else f"{extra} rows are"
+        notes.append(f"the first {first} zero, as for class tokens: extra_tokens={extra}")
+    zero = table.zero.nonzero().flatten()[extra:]
+    size = math.prod(lengths) if lengths else len(table.rows)
+    after = zero[zero >= extra + size]
+    zero = zero[zero < extra + size]
+    if len(zero):  # sin at position 0 is zero in the encoding, too
+        zero = zero[candidate.values(zero, lengths).abs().amax(1) > 1e-12]
+    if len(after):
+        notes.append(f"zero after the end of the grid: row {listed(after.tolist(), 6)}")
+    if len(zero):
+        padding = " (the padding row)" if len(zero) == 1 and lengths is None else ""
+        notes.append(f"zero where the encoding is not: row {listed(zero.tolist(), 6)}{padding}")
+        if candidate.name == "fairseq" and len(zero) == 1:
+            notes.append(
+                f"the model's tokens start at padding_idx + 1: encode them with start={int(zero) + 1}, not with the "
+                "table's 0"
+            )
+    dtype = table.rows.dtype
+    if dtype in (torch.bfloat16, torch.float16):
+        notes.append(f"rounded to {str(dtype).removeprefix('torch.')}")
+        uncertain = _base_uncertainty(table, candidate)
+        if uncertain:
+            notes.append(f"the table gives its base to {uncertain:.1%} only: the simplest that fits is shown")
+    angle = "" if bool(compared.differs.any()) else _float32_angle(table, candidate, lengths)
+    if angle in ANGLES:
+        notes.append(
+            f"it has the angle errors of the naive float32 formula, up to {float(compared.error.max()):.2g}: the "
+            f'encoding above is exact; angle="{angle}" repeats them'
+        )
+    elif angle:
+        notes.append("it has angle errors, as float32 arithmetic makes them")
+    if isinstance(encoding, Encoding) and encoding.dim > 2 and encoding.dim % 2 == 0:
+        rotary = Encoding(encoding.dim, layout="cos_sin", base=encoding.base, odd=encoding.odd)
+        if encoding == rotary:
+            notes.append(f"equals a rotary cache cos|sin (cos_sin_cache) of base {encoding.base:g}")
+    if {axis.layout for axis in axes} <= {"sin", "cos"}:
+        notes.append("every channel is of one kind: one half of a rotary cache looks like this, too")
+    return Match(
+        name=candidate.name,
+        aliases=tuple(alias.name for alias in aliases),
+        encoding=encoding,
+        start=starts[0] if len(set(starts)) == 1 else starts,
+        amplitude=axes[0].amplitude,
+        max_error=float(compared.error.max()),
+        code=candidate.code,
+        rows=len(table.rows),
+        shape=lengths,
+        extra_tokens=extra,
+        zero_rows=(*zero.tolist(), *after.tolist()),
+        float32_angle=angle,
+        alias_codes=tuple(alias.code for alias in aliases),
+        note="; ".join(notes),
+    )
+
+
+def _base_uncertainty(table: StoredTable, candidate: Candidate) -> float:
+    """The relative change of a base of many digits that 16-bit rows do not show; 0 if they do."""
+    base = float(candidate.axes[0].base)
+    if isinstance(candidate.encoding, GridEncoding) or digits_of(base) < FEW_DIGITS:
+        return 0.0
+    for change in CHANGES:
+        other = candidate.changed({"base": base * (1 + change)}, 0.0, candidate.extra)
+        if other and not bool(other.compare(table, table.live(), None).differs.any()):
+            return change
+    return 0.0
+
+
+def _float32_angle(table: StoredTable, candidate: Candidate, lengths: Sequence[int] | None) -> str:
+    """The float32 formula that reproduces the table better than the exact values do; see `Match.float32_angle`."""
+    live = table.live()
+    rows = live[scattered(len(live), ANGLE_ROWS)]
+    held, dtype = table.rows[rows].double(), table.rows.dtype
+    single = dtype in (torch.float32, torch.float64)
+
+    def error(value: Tensor) -> float:
+        """The largest error; for 16 bits the fraction of values that are rounded differently."""
+        if single:
+            return float((held - value).abs().max())
+        return float((held != value.float().to(dtype).double()).double().mean())
+
+    exact = error(candidate.values(rows, lengths))
+    if single and exact <= EXACT * table.size:
+        return ""
+    errors = {angle: error(candidate.values(rows, lengths, angle=angle)) for angle in ANGLES}
+    best = min(errors, key=lambda angle: errors[angle])
+    if errors[best] <= 0.5 * exact:
+        return best
+    return "other" if single else ""
