@@ -70,8 +70,8 @@ def extension(target: str) -> Extension:
         except ImportError as error:
             raise sources.BuildUnavailable(f"torch cannot be imported at build time: {error}") from error
         if target == "cuda":
-            sources.find_nvcc()
             sources.architectures()
+            options["extra_link_args"] += sources.cuda_library_flags()
         make = CUDAExtension if target == "cuda" else CppExtension
         prefixes[Path(torch.__file__).parent / "include"] = "torch"
         # Without libtorch_python: the library is not a Python module and works with every Python.

@@ -348,4 +348,4 @@ def embed_call(arguments: EmbedArguments) -> Any:
     return EmbedCall(arguments)
 
 
-run_uncompiled("functional", "positions", "modules.layers", "modules.timestep")
+run_uncompiled()

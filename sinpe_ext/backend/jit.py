@@ -37,6 +37,9 @@ def library(target: str, verbose: bool = False) -> tuple[Path, dict[str, str]]:
     root = sources.source_root()
     if root is None:
         raise BuildUnavailable("the C++ sources are not installed", "reinstall sinpe_ext")
+    options = {"extra_ldflags": sources.link_flags(target)}
+    with contextlib.suppress(BuildUnavailable):  # raised again where a compiler is needed
+        options["extra_ldflags"] += sources.cuda_library_flags() if target == "cuda" else []
     return find_or_compile(
         target,
         sources.build_facts(target, root),
@@ -44,8 +47,8 @@ def library(target: str, verbose: bool = False) -> tuple[Path, dict[str, str]]:
         extra_include_paths=sources.include_directories(root),
         extra_cflags=sources.compile_flags(target),
         extra_cuda_cflags=sources.nvcc_flags(),
-        extra_ldflags=sources.link_flags(target),
         verbose=verbose,
+        **options,
     )
 
 

@@ -197,6 +197,14 @@ def find_nvcc() -> tuple[str, str]:
     return path, version
 
 
+def cuda_library_flags() -> list[str]:
+    """The linker flags for the CUDA runtime's folder. nvcc is asked, because the nvcc on the PATH may be a script outside
+    of its toolkit, whose folder torch then does not find. Raises BuildUnavailable without nvcc."""
+    output = _output(find_nvcc()[0], "--dryrun", "-E", "-x", "cu", os.devnull)
+    folders = [os.path.normpath(folder) for folder in re.findall(r'"-L([^"]+)"', output)]
+    return [f"-L{folder}" for folder in folders if os.path.isdir(folder)]
+
+
 def _output(*command: str) -> str:
     """What a command prints; the name of the error if it cannot be run."""
     try:

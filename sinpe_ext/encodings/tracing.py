@@ -53,15 +53,16 @@ def refuse_in_graph(what: str) -> None:
         )
 
 
-def run_uncompiled(*public: str) -> None:
+# Modules whose functions a user may compile by themselves.
+PUBLIC = "functional", "positions", "modules.layers", "modules.timestep"
+
+
+def run_uncompiled() -> None:
     """Marks the functions of this package's imported modules so that torch.compile does not compile them one by one.
 
     It would try to where it gave up the function that calls this library, as around a graph break that it cannot resume
     from or under torch.func, and in their middle it would meet constants that it must not see. Functions that are
-    called in a function that is compiled are traced as before.
-
-    Args:
-        public: the modules whose functions a user may compile by themselves.
+    called in a function that is compiled are traced as before, and those of `PUBLIC` are not marked.
     """
     import torch
 
@@ -71,7 +72,7 @@ def run_uncompiled(*public: str) -> None:
     strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
     package = __name__.partition(".")[0]
     for name, module in list(sys.modules.items()):
-        if name.startswith(package + ".") and name.removeprefix(package + ".") not in public:
+        if name.startswith(package + ".") and name.removeprefix(package + ".") not in PUBLIC:
             for code in _codes_of(vars(module), name):
                 frames.set_code_exec_strategy(code, strategy)
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..encodings.tracing import run_uncompiled
 from ..encodings.values import integer
 from . import grid, sequence
 from .match import Match, Matches
@@ -281,3 +282,6 @@ def _refuse_rotary(table: StoredTable) -> None:
             "every frequency stands twice with the same function: the cos or sin cache of a rotary encoding, which "
             "multiplies queries and keys and is not added"
         )
+
+
+run_uncompiled()  # this folder, which is imported after the others

@@ -135,6 +135,14 @@ def test_no_nvcc(env):
     assert result["todo"] == "install the CUDA toolkit 12.x or set CUDA_HOME to one"
 
 
+def test_nvcc_tells_the_folder_of_the_cuda_runtime(monkeypatch, tmp_path):
+    """Also if it is a script outside of its toolkit."""
+    nvcc = write_nvcc(tmp_path / "bin" / "nvcc")
+    (tmp_path / "lib").mkdir()
+    monkeypatch.setattr(sources, "find_nvcc", lambda: (str(nvcc), "12.8.61"))
+    assert sources.cuda_library_flags() == [f"-L{tmp_path / 'lib'}"]
+
+
 @needs_compiler
 def test_invalid_architecture_list_warns(env, tmp_path):
     write_nvcc(tmp_path / "cuda" / "bin" / "nvcc")

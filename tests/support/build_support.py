@@ -100,6 +100,7 @@ def write_nvcc(path: Path, compile: str = "exit 0", version: str = "12.8.61") ->
     body = f"""
 case "$*" in
   *--version*) echo "Cuda compilation tools, release {version.rpartition(".")[0]}, V{version}";;
+  *--dryrun*) echo '#$ LIBRARIES=  "-L{path.parent}/../lib" "-L/nonexistent"';;
   *) {compile};;
 esac"""
     return write_script(path, body)
