@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import functional
 from .encodings.encoding import Encoding
-from .encodings.grid import GridEncoding, Piece
+from .encodings.grid import ChannelGroup, GridEncoding
 from .encodings.plan import plan
 
 # Relative error of an angle p * w that is computed in float32, for each e-fold between w and the first frequency: the
@@ -92,10 +92,10 @@ def positions_of(index: Tensor, encoding: Encoding | GridEncoding, lengths: Sequ
 def rounding_errors(positions: Tensor, encoding: Encoding | GridEncoding) -> Tensor:
     """(rows, dim) float64: the largest differences of float32 formulas from the exact values at integer positions
     (rows,), or (rows, axes) for a grid, whose values are not rounded to 16 bits."""
-    pieces = encoding.pieces if isinstance(encoding, GridEncoding) else (Piece(0, encoding, 0, 1),)
+    groups = encoding.channel_groups if isinstance(encoding, GridEncoding) else (ChannelGroup(0, encoding, 0, 1),)
     along = positions if isinstance(encoding, GridEncoding) else positions[:, None]
     allowed = torch.zeros(len(positions), encoding.dim, dtype=torch.float64)
-    for axis, part, begin, step in pieces:
+    for axis, part, begin, step in groups:
         frequencies = 2 * math.pi * torch.tensor(plan(part).channel_turns(), dtype=torch.float64)
         channels = slice(begin, begin + step * (part.dim - 1) + 1, step)
         allowed[:, channels] = abs(part.amplitude) * sine_errors(along[:, axis], frequencies)

@@ -18,7 +18,7 @@ from .backend import loader
 from .encodings import resolve, values
 from .encodings.catalogue import convention, conventions
 from .encodings.encoding import Encoding
-from .encodings.grid import GridEncoding, Piece, lengths_of
+from .encodings.grid import ChannelGroup, GridEncoding, lengths_of
 from .encodings.plan import Plan
 from .encodings.plan import plan as _plan
 
@@ -171,37 +171,37 @@ def _find_core() -> tuple[Any, str]:
 
 
 def _grid_table(rows: Rows, length: Any, grid: GridEncoding, start: Any, name: str) -> NDArray[Any]:
-    """The table (*length, dim) of a grid, whose pieces are computed by `rows(length, encoding, start=, dtype=)`."""
+    """The table (*length, dim) of a grid, whose groups are computed by `rows(length, encoding, start=, dtype=)`."""
     lengths = lengths_of("length", length, grid.ndim)
     starts = values.one_per_axis(start, grid.ndim)
     values.addressable("length", math.prod(lengths), grid.dim, np.dtype(name).itemsize)
     out = np.zeros((*lengths, grid.dim), name)
-    for piece, channels in _places(grid, out):
-        made = rows(lengths[piece.axis], piece.encoding, start=values.start(starts[piece.axis]), dtype=name)
+    for group, channels in _places(grid, out):
+        made = rows(lengths[group.axis], group.encoding, start=values.start(starts[group.axis]), dtype=name)
         shape = [1] * grid.ndim
-        shape[piece.axis] = lengths[piece.axis]
-        channels[...] = made.reshape(*shape, piece.encoding.dim)
+        shape[group.axis] = lengths[group.axis]
+        channels[...] = made.reshape(*shape, group.encoding.dim)
     return out
 
 
 def _grid_encode(rows: Rows, positions: NDArray[Any], grid: GridEncoding, name: str) -> NDArray[Any]:
-    """The encodings (*positions.shape[:-1], dim) of a grid; `rows(positions, encoding, dtype=)` computes its pieces."""
+    """The encodings (*positions.shape[:-1], dim) of a grid; `rows(positions, encoding, dtype=)` computes its groups."""
     if positions.ndim < 1 or positions.shape[-1] != grid.ndim:
         raise ValueError(
             f"positions: expected {grid.ndim} coordinates, one per axis of the grid, in the last dimension, got shape "
             f"{positions.shape}; stack them with np.stack(coordinates, -1)"
         )
     out = np.zeros((*positions.shape[:-1], grid.dim), name)
-    for piece, channels in _places(grid, out):
-        channels[...] = rows(positions[..., piece.axis], piece.encoding, dtype=name)
+    for group, channels in _places(grid, out):
+        channels[...] = rows(positions[..., group.axis], group.encoding, dtype=name)
     return out
 
 
-def _places(grid: GridEncoding, out: NDArray[Any]) -> Iterator[tuple[Piece, NDArray[Any]]]:
-    """Every piece of a grid with the view of its channels in `out`."""
-    for piece in grid.pieces:
-        last = piece.first + (piece.encoding.dim - 1) * piece.step + 1
-        yield piece, out[..., piece.first : last : piece.step]
+def _places(grid: GridEncoding, out: NDArray[Any]) -> Iterator[tuple[ChannelGroup, NDArray[Any]]]:
+    """Every group of a grid with the view of its channels in `out`."""
+    for group in grid.channel_groups:
+        last = group.first + (group.encoding.dim - 1) * group.step + 1
+        yield group, out[..., group.first : last : group.step]
 
 
 DTYPES = ("float32", "float64", "float16")

@@ -145,7 +145,7 @@ namespace {
 
 // ------------------------------------------------------------------------------------------ add_grid
 
-// Computes rows of a grid from the values of its axes, for one thread. Channels that no piece provides are not written:
+// Computes rows of a grid from the values of its axes, for one thread. Channels that no group provides are not written:
 // they stay zero.
 template <class Real>
 class PointRows {
@@ -154,8 +154,8 @@ class PointRows {
 
   // n grid points from `point`, `dim` channels each.
   void operator()(int64_t, int64_t point, int64_t n, Real* pe) const {
-    for (int k = 0; k < grid_.n_pieces; ++k) {
-      const GridPiece& p = grid_.pieces[k];
+    for (int k = 0; k < grid_.n_groups; ++k) {
+      const ChannelGroup& p = grid_.groups[k];
       const int64_t inner = grid_.inner[p.axis], length = grid_.length[p.axis];
       int64_t coordinate = grid_.coordinate(point, p.axis), left = inner - point % inner;
       Real* row = pe + p.first;
@@ -188,18 +188,18 @@ class ChannelRows {
   void operator()(int64_t, int64_t row, int64_t n, Real* pe) const {
     for (int64_t r = row; r < row + n; ++r, pe += width_) {
       int64_t c;
-      const int k = grid_.channel_piece(r / parts_, &c);
+      const int k = grid_.channel_group(r / parts_, &c);
       if (k < 0) {
         std::fill(pe, pe + width_, Real{0});
       } else {
-        part_of_row(grid_.pieces[k], c, r % parts_ * width_, pe);
+        part_of_row(grid_.groups[k], c, r % parts_ * width_, pe);
       }
     }
   }
 
  private:
   // Either all points of the row have the same coordinate, or the row covers every coordinate the same number of times.
-  void part_of_row(const GridPiece& p, int64_t c, int64_t point, Real* pe) const {
+  void part_of_row(const ChannelGroup& p, int64_t c, int64_t point, Real* pe) const {
     const int64_t inner = grid_.inner[p.axis], length = grid_.length[p.axis];
     const Real* from = values_ + grid_.at(p, 0, c);
     Real* const end = pe + width_;

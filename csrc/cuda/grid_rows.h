@@ -107,7 +107,7 @@ struct TileRows<Gathered<Number>> {
     SINPE_ROLLED
     for (; item < tile.width; item += kThreads) {
       int64_t c = 0;
-      const int k = usable ? grid.channel_piece(tile.channel + item, &c) : -1;
+      const int k = usable ? grid.channel_group(tile.channel + item, &c) : -1;
       Real* to = pe + first * tile.width + item;
       if (k < 0) {
         const Real nothing = usable ? Real{0} : static_cast<Real>(quiet_nan());
@@ -115,7 +115,7 @@ struct TileRows<Gathered<Number>> {
         for (int32_t r = first; r < last; ++r, to += tile.width) *to = nothing;
         continue;
       }
-      const GridPiece& p = grid.pieces[k];
+      const ChannelGroup& p = grid.groups[k];
       const int32_t* coordinate = coordinates[p.axis];
       const Real* column = values + p.offset + c;
       SINPE_ROLLED
@@ -139,13 +139,13 @@ struct TileRows<Gathered<Number>> {
     for (int32_t r = first; r < last; ++r) {
       Real* to = pe + r * tile.width;
       int64_t c = 0;
-      const int k = grid.channel_piece(tile.row + r, &c);
+      const int k = grid.channel_group(tile.row + r, &c);
       if (k < 0) {
         SINPE_ROLLED
         for (int32_t i = item; i < tile.width; i += kThreads) to[i] = Real{0};
         continue;
       }
-      const GridPiece& p = grid.pieces[k];
+      const ChannelGroup& p = grid.groups[k];
       if (p.axis != axis) {
         axis = p.axis;
         start = Walk(grid, axis, tile.channel + item, kThreads);

@@ -198,8 +198,8 @@ def find_nvcc() -> tuple[str, str]:
 
 
 def cuda_library_flags() -> list[str]:
-    """The linker flags for the CUDA runtime's folder. nvcc is asked, because the nvcc on the PATH may be a script outside
-    of its toolkit, whose folder torch then does not find. Raises BuildUnavailable without nvcc."""
+    """The linker flags for the CUDA runtime's folder. nvcc is asked, because the nvcc on the PATH may be a script
+    outside of its toolkit, whose folder torch then does not find. Raises BuildUnavailable without nvcc."""
     output = _output(find_nvcc()[0], "--dryrun", "-E", "-x", "cu", os.devnull)
     folders = [os.path.normpath(folder) for folder in re.findall(r'"-L([^"]+)"', output)]
     return [f"-L{folder}" for folder in folders if os.path.isdir(folder)]

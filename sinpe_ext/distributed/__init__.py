@@ -119,11 +119,11 @@ def context_parallel_positions(
     values.position_range(first, length)
     where = _device(mesh, device)
     if not load_balance:
-        piece = length // ranks
-        return torch.arange(first + rank * piece, first + (rank + 1) * piece, device=where)
-    piece = length // (2 * ranks)
+        each = length // ranks
+        return torch.arange(first + rank * each, first + (rank + 1) * each, device=where)
+    each = length // (2 * ranks)
     return torch.cat(
-        [torch.arange(first + k * piece, first + (k + 1) * piece, device=where) for k in (rank, 2 * ranks - 1 - rank)]
+        [torch.arange(first + k * each, first + (k + 1) * each, device=where) for k in (rank, 2 * ranks - 1 - rank)]
     )
 
 

@@ -152,9 +152,9 @@ def equal_in_graph(name: str, t: DTensor) -> None:
 
 def chunk(length: int, ranks: int, rank: int) -> tuple[int, int]:
     """First row and number of rows of a rank, of `length` rows, with the sizes of torch.chunk."""
-    piece = -(-length // ranks)
-    first = min(piece * rank, length)
-    return first, min(piece, length - first)
+    each = -(-length // ranks)
+    first = min(each * rank, length)
+    return first, min(each, length - first)
 
 
 def plain_shards(t: DTensor) -> DTensor:

@@ -1,7 +1,7 @@
 """`GridEncoding`: the positional encoding of images, videos and volumes, composed of one `Encoding` per axis.
 
-Every channel depends on one coordinate only: `pieces` gives the equivalent one-dimensional encodings, each with its
-axis and its channels. The rows of an axis are computed once for all grid points.
+Every channel depends on one coordinate only: `channel_groups` gives the equivalent one-dimensional encodings, each with
+its axis and its channels. The rows of an axis are computed once for all grid points.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ARRANGEMENTS = ("blocks", "grouped", "interleaved", "pairs")
 MAX_AXES = 8
 
 
-class Piece(NamedTuple):
+class ChannelGroup(NamedTuple):
     """Channels of a grid that encode one coordinate: channel c of `encoding` is channel first + c * step."""
 
     axis: int
@@ -102,7 +102,7 @@ class GridEncoding:
         return len(self.axes)
 
     @cached_property
-    def pieces(self) -> tuple[Piece, ...]:
+    def channel_groups(self) -> tuple[ChannelGroup, ...]:
         """The one-dimensional encodings that make up the grid, with their channels; all other channels are zero."""
         order = range(self.ndim) if self.order is None else self.order
         if self.arrangement == "grouped":
@@ -113,14 +113,14 @@ class GridEncoding:
             parts = [(axis, self.axes[axis]) for axis in order]
         alternates = self.arrangement in ("interleaved", "pairs")  # a channel of each part in turn
         step, at = len(parts) if alternates else 1, 0
-        pieces = []
+        groups = []
         for axis, encoding in parts:
             first = at
             for part in _first_channels(encoding, len(range(at, self.dim, step))):
-                pieces.append(Piece(axis, part, first, step))
+                groups.append(ChannelGroup(axis, part, first, step))
                 first += part.dim * step
             at += 1 if alternates else encoding.dim
-        return tuple(pieces)
+        return tuple(groups)
 
     def replace(self, **fields: Any) -> GridEncoding:
         """Returns a copy with some fields changed, as dataclasses.replace does.

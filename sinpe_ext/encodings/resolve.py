@@ -22,21 +22,21 @@ _convention: Callable[[str, int], Any] = lru_cache(maxsize=64)(convention)
 
 
 @constant_in_graph
-def encoding(value: Any, dim: int | None = None, piece: int | tuple[int, int] | None = None) -> Encoding:
+def encoding(value: Any, dim: int | None = None, selection: int | tuple[int, int] | None = None) -> Encoding:
     """An Encoding from an `encoding` argument: an Encoding or a dim; if `dim` is given also a name or None.
 
     Args:
-        piece: if `value` is a grid, the index of one of its pieces, or -1 for the encoding that all its axes share. If
-            it is not a grid, (first channel, number of channels) of a shard of the data, `dim` being the number of
-            channels of the whole.
+        selection: if `value` is a grid, the index of one of its channel groups, or -1 for the encoding that all its
+            axes share. If it is not a grid, (first channel, number of channels) of a shard of the data, `dim` being the
+            number of channels of the whole.
     """
-    if isinstance(piece, tuple):
-        return columns(encoding(value, dim), *piece)
+    if isinstance(selection, tuple):
+        return columns(encoding(value, dim), *selection)
     if isinstance(value, Encoding):
         return value
-    if piece is not None:
+    if selection is not None:
         resolved = grid(value, dim)
-        return resolved.axes[0] if piece < 0 else resolved.pieces[piece].encoding
+        return resolved.axes[0] if selection < 0 else resolved.channel_groups[selection].encoding
     if is_grid(value):
         name = f'the grid "{value}"' if isinstance(value, str) else f"a GridEncoding of {value.ndim} axes"
         raise TypeError(

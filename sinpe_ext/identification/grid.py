@@ -99,10 +99,10 @@ def _explanations(grid: Any, axis: int, line: Samples, explainers: dict[Any, Exp
 
 def _channels_along(grid: GridEncoding, axis: int) -> tuple[Tensor, Channels]:
     """The columns of a grid that depend on an axis, and their channels."""
-    pieces = [piece for piece in grid.pieces if piece.axis == axis]
-    columns = [piece.first + torch.arange(piece.encoding.dim) * piece.step for piece in pieces]
-    parts = [channels_of(piece.encoding) for piece in pieces]
-    if not pieces:
+    groups = [group for group in grid.channel_groups if group.axis == axis]
+    columns = [group.first + torch.arange(group.encoding.dim) * group.step for group in groups]
+    parts = [channels_of(group.encoding) for group in groups]
+    if not groups:
         return torch.zeros(0, dtype=torch.int64), channels_of(Encoding(1))
     return torch.cat(columns), Channels(*(torch.cat(part) for part in zip(*parts, strict=True)))
 

@@ -1,7 +1,7 @@
 """`add` with a grid, or with a sequence behind extra tokens: the layout of x, the checked call and its derivative.
 
 If one encoding covers all channels of x, the operators of `add.py` generate its rows while they process x. If a grid
-has several pieces, the rows of the axes are generated once and the operator `add_grid_out` combines them. If each grid
+has several groups, the rows of the axes are generated once and the operator `add_grid_out` combines them. If each grid
 point has its own coordinates, or alpha or the coordinates need a gradient, the sum is composed of torch operations over
 `encode`. The dropout mask depends on the index of an element in x alone, so it is the same in all these cases.
 """
@@ -294,7 +294,7 @@ class GridAdd(Addition):
     """`add` with a grid, or with extra tokens.
 
     Attributes:
-        is_single_encoding: whether one encoding covers all channels; if not, each piece of a grid covers some of them,
+        is_single_encoding: whether one encoding covers all channels; if not, each group of a grid covers some of them,
             and there is no `encoding` and no `encoding_arguments`.
         grid: the GridEncoding; None in a graph.
         shape: shape of x in canonical form, without extra tokens.
@@ -492,7 +492,7 @@ class GridAdd(Addition):
         return self.dropped(total, form.own_rng_offsets)
 
     def rows(self) -> Tensor:
-        """As in Sum; with several pieces, the rows of all points of the grid."""
+        """As in Sum; with several groups, the rows of all points of the grid."""
         if self.is_single_encoding:
             return super().rows()
         acc, device = accumulation(self.dtype), self.device

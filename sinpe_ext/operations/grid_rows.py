@@ -17,7 +17,7 @@ from ..backend import loader
 from ..device_constants import on_device, releases_with
 from ..encodings import resolve
 from ..encodings.encoding import Encoding
-from ..encodings.grid import GridEncoding, Piece
+from ..encodings.grid import ChannelGroup, GridEncoding
 from ..encodings.tracing import constant_in_graph
 from ..reference.grid_add import HEADER_WORDS, MAGIC
 from ..torch_state import is_capturing, outside_modes
@@ -32,9 +32,9 @@ releases_with(_at_corners.clear)
 
 @constant_in_graph
 def layout(value: Any, dim: int | None) -> tuple[tuple[int, int, int, int, int], ...]:
-    """Each piece of a grid as (axis, first channel, step between channels, number of channels, start)."""
-    pieces = resolve.grid(value, dim).pieces
-    return tuple((p.axis, p.first, p.step, p.encoding.dim, p.encoding.start) for p in pieces)
+    """Each group of a grid as (axis, first channel, step between channels, number of channels, start)."""
+    groups = resolve.grid(value, dim).channel_groups
+    return tuple((p.axis, p.first, p.step, p.encoding.dim, p.encoding.start) for p in groups)
 
 
 @constant_in_graph
@@ -50,14 +50,14 @@ def table(
     value: Any, dim: int, lengths: Sequence[int], starts: Sequence[Any], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """The encoding of the whole grid, (*lengths, dim)."""
-    pieces = layout(value, dim)
+    groups = layout(value, dim)
     parts = []
-    for k, (axis, _, _, width, _) in enumerate(pieces):
+    for k, (axis, _, _, width, _) in enumerate(groups):
         rows = encoded_rows.table((value, dim, k), lengths[axis], starts[axis], dtype, device)
         shape = [1] * len(lengths)
         shape[axis] = lengths[axis]
         parts.append(rows.reshape(*shape, width).expand(*lengths, width))
-    return combined(parts, pieces, lengths, dim, dtype, device)
+    return combined(parts, groups, lengths, dim, dtype, device)
 
 
 def encode(value: Any, dim: int, positions: Tensor, dtype: torch.dtype) -> Tensor:
@@ -73,11 +73,11 @@ def encode(value: Any, dim: int, positions: Tensor, dtype: torch.dtype) -> Tenso
         elif arrangement == "pairs":
             rows = rows.unflatten(-1, (rows.shape[-1] // 2, 2)).transpose(-3, -2).flatten(-2)
         return rows.flatten(-2)
-    pieces = layout(value, dim)
+    groups = layout(value, dim)
     parts = [
-        encoded_rows.encode((value, dim, k), positions.select(-1, piece[0]), dtype) for k, piece in enumerate(pieces)
+        encoded_rows.encode((value, dim, k), positions.select(-1, group[0]), dtype) for k, group in enumerate(groups)
     ]
-    return combined(parts, pieces, positions.shape[:-1], dim, dtype, positions.device)
+    return combined(parts, groups, positions.shape[:-1], dim, dtype, positions.device)
 
 
 def ordered(positions: Tensor, order: Sequence[int]) -> Tensor:
@@ -88,33 +88,33 @@ def ordered(positions: Tensor, order: Sequence[int]) -> Tensor:
 
 
 def combined(
-    parts: list[Tensor], pieces: Any, shape: Sequence[int], dim: int, dtype: torch.dtype, device: torch.device
+    parts: list[Tensor], groups: Any, shape: Sequence[int], dim: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Combines the pieces into all channels; channels that no piece covers are zero. Differentiable."""
-    steps, filled = {step for _, _, step, _, _ in pieces}, sum(width for _, _, _, width, _ in pieces)
+    """Combines the groups into all channels; channels that no group covers are zero. Differentiable."""
+    steps, filled = {step for _, _, step, _, _ in groups}, sum(width for _, _, _, width, _ in groups)
     if len(parts) == 1 and filled == dim:
         return parts[0].contiguous()
     if steps == {1}:
         if filled < dim:
             parts = [*parts, torch.zeros((), dtype=dtype, device=device).expand(*shape, dim - filled)]
         return torch.cat(parts, -1)
-    if len({width for _, _, _, width, _ in pieces}) == 1 and filled == dim and steps == {len(parts)}:
+    if len({width for _, _, _, width, _ in groups}) == 1 and filled == dim and steps == {len(parts)}:
         return torch.stack(parts, -1).flatten(-2)
-    at = [filled] * dim  # index of each channel in the concatenation of all pieces and a zero
-    for k, (_, first, step, width, _) in enumerate(pieces):
-        before = sum(piece[3] for piece in pieces[:k])
+    at = [filled] * dim  # index of each channel in the concatenation of all groups and a zero
+    for k, (_, first, step, width, _) in enumerate(groups):
+        before = sum(group[3] for group in groups[:k])
         at[first : first + (width - 1) * step + 1 : step] = range(before, before + width)
     zero = torch.zeros((), dtype=dtype, device=device).expand(*shape, 1)
     return torch.cat([*parts, zero], -1).index_select(-1, torch.tensor(at, device=device))
 
 
-def all_pieces(grid: GridEncoding, lengths: Sequence[int]) -> tuple[Piece, ...]:
-    """The pieces of a grid. If zero channels follow them, one more piece covers these, on the shortest axis."""
-    first = max((p.first + (p.encoding.dim - 1) * p.step + 1 for p in grid.pieces), default=0)
+def all_groups(grid: GridEncoding, lengths: Sequence[int]) -> tuple[ChannelGroup, ...]:
+    """The groups of a grid. If zero channels follow them, one more group covers these, on the shortest axis."""
+    first = max((p.first + (p.encoding.dim - 1) * p.step + 1 for p in grid.channel_groups), default=0)
     if first == grid.dim:
-        return grid.pieces
+        return grid.channel_groups
     shortest = min(range(len(lengths)), key=lambda axis: lengths[axis])
-    return (*grid.pieces, Piece(shortest, zero_encoding(grid.dim - first), first, 1))
+    return (*grid.channel_groups, ChannelGroup(shortest, zero_encoding(grid.dim - first), first, 1))
 
 
 class AxisRows(NamedTuple):
@@ -135,7 +135,7 @@ class AxisRows(NamedTuple):
 
 
 def values(of: AxisRows, alpha: float | Tensor | None = None) -> Tensor:
-    """The operand `values` of `add_grid_out`: alpha times the rows of the axes, all pieces concatenated."""
+    """The operand `values` of `add_grid_out`: alpha times the rows of the axes, all groups concatenated."""
     if not are_cached(of):
         rows = _rows(of)
     elif of.device.type == "cpu":
@@ -159,12 +159,12 @@ def are_cached(of: AxisRows) -> bool:
 def _rows(of: AxisRows) -> Tensor:
     """`values` for an alpha of 1."""
     parts = []
-    for k, piece in enumerate(all_pieces(of.grid, of.lengths)):
-        length = of.lengths[piece.axis]
-        if k < len(of.grid.pieces):
-            rows = encoded_rows.table((of.grid, None, k), length, of.starts[piece.axis], of.acc, of.device)
+    for k, group in enumerate(all_groups(of.grid, of.lengths)):
+        length = of.lengths[group.axis]
+        if k < len(of.grid.channel_groups):
+            rows = encoded_rows.table((of.grid, None, k), length, of.starts[group.axis], of.acc, of.device)
         else:
-            rows = torch.zeros(length, piece.encoding.dim, dtype=of.acc, device=of.device)
+            rows = torch.zeros(length, group.encoding.dim, dtype=of.acc, device=of.device)
         parts.append((rows.t() if of.by_channels else rows).reshape(-1))
     if not parts:
         return torch.zeros(0, dtype=of.acc, device=of.device)
@@ -197,13 +197,13 @@ def _rows_on_cuda(of: AxisRows) -> Tensor:
 @outside_modes
 def _pack_grid_cpu(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool) -> Tensor:
     """`pack_grid` on the CPU."""
-    every, pieces, at = all_pieces(grid, lengths), [], 0
-    for piece in every:
-        pieces += [piece.axis, piece.first, piece.step, piece.encoding.dim, at]
-        at += piece.encoding.dim * lengths[piece.axis]
-    size = HEADER_WORDS + len(lengths) + len(pieces)
+    every, groups, at = all_groups(grid, lengths), [], 0
+    for group in every:
+        groups += [group.axis, group.first, group.step, group.encoding.dim, at]
+        at += group.encoding.dim * lengths[group.axis]
+    size = HEADER_WORDS + len(lengths) + len(groups)
     header = [MAGIC, size, int(by_channels), len(lengths), len(every), grid.dim, at, 0]
-    return torch.tensor([*header, *lengths, *pieces], dtype=torch.int64, device="cpu")
+    return torch.tensor([*header, *lengths, *groups], dtype=torch.int64, device="cpu")
 
 
 def pack_grid(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool, device: torch.device) -> Tensor:

@@ -170,8 +170,8 @@ PLAN_ANGULAR_FREQUENCIES = Operator(
 # cannot be passed to another such function. Constants are created on the device of the result: one on the CPU would be
 # copied in every run of the graph, and would prevent the use of CUDA graphs.
 
-Piece: TypeAlias = int | tuple[int, int] | None
-EncodingArguments: TypeAlias = tuple[Any, int | None, Piece]  # the arguments of resolve.encoding
+Selection: TypeAlias = int | tuple[int, int] | None
+EncodingArguments: TypeAlias = tuple[Any, int | None, Selection]  # the arguments of resolve.encoding
 
 
 def encoding_arguments(encoding: Any, dim: int | None = None) -> EncodingArguments:
@@ -198,10 +198,10 @@ _numbers = itertools.count()
 
 
 @constant_in_graph
-def _name(kind: str, value: Any, dim: int | None, piece: Piece, device: torch.device) -> str:
+def _name(kind: str, value: Any, dim: int | None, selection: Selection, device: torch.device) -> str:
     """The name of the attribute of `_constants` that holds a constant of an encoding: "plan", the packed plan; "ladder"
     or "kinds", those fields of `float32_angle.Constants`."""
-    encoding = resolve.encoding(value, dim, piece)
+    encoding = resolve.encoding(value, dim, selection)
     if kind == "plan":
         # Load the kernels before the graph runs; without them the operator runs the reference implementation.
         loader.compiled(device.type if device.type == "cuda" else "cpu")
@@ -218,20 +218,20 @@ def _name(kind: str, value: Any, dim: int | None, piece: Piece, device: torch.de
     return _names[key]
 
 
-def graph_constant(kind: str, value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
+def graph_constant(kind: str, value: Any, dim: int | None, selection: Selection, device: torch.device) -> torch.Tensor:
     """A constant of an encoding in a graph, see `_name`."""
-    return getattr(_constants, _name(kind, value, dim, piece, device))
+    return getattr(_constants, _name(kind, value, dim, selection, device))
 
 
 @constant_in_graph
-def _order(value: Any, dim: int | None, piece: Piece) -> tuple[bool, float]:
+def _order(value: Any, dim: int | None, selection: Selection) -> tuple[bool, float]:
     """Whether the float32 angle is a product (not a quotient), and the scale of the positions."""
-    encoding = resolve.encoding(value, dim, piece)
+    encoding = resolve.encoding(value, dim, selection)
     return float32_angle.multiplies(encoding), float(encoding.position_scale)
 
 
-def graph_plan(value: Any, dim: int | None, piece: Piece, device: torch.device) -> torch.Tensor:
+def graph_plan(value: Any, dim: int | None, selection: Selection, device: torch.device) -> torch.Tensor:
     """The plan of an encoding as a constant of the graph, for tensors on `device`."""
-    packed_plan = graph_constant("plan", value, dim, piece, device)
+    packed_plan = graph_constant("plan", value, dim, selection, device)
     # A graph for CUDA that is exported on a machine without CUDA copies the constant when it runs.
     return packed_plan.to(device) if device.type == "cuda" and packed_plan.device.type != "cuda" else packed_plan

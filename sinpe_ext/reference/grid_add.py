@@ -12,7 +12,7 @@ from . import philox
 from .apply import _combine, _drop_
 
 MAGIC = 0x53494E504547  # "SINPEG"
-HEADER_WORDS, PIECE_WORDS = 8, 5
+HEADER_WORDS, GROUP_WORDS = 8, 5
 
 
 @torch.no_grad()
@@ -41,7 +41,7 @@ def decoded(values: Tensor, packed_grid: Tensor) -> Tensor:
     channels_at = 0 if by_channels else axes
     out = values.new_zeros((dim, *lengths) if by_channels else (*lengths, dim))
     for k in range(count):
-        axis, first, step, width, offset = numbers[HEADER_WORDS + axes + k * PIECE_WORDS :][:PIECE_WORDS]
+        axis, first, step, width, offset = numbers[HEADER_WORDS + axes + k * GROUP_WORDS :][:GROUP_WORDS]
         rows = values[offset : offset + width * lengths[axis]]
         shape = [1] * axes
         shape[axis] = lengths[axis]

@@ -9,7 +9,7 @@ namespace cases {
 
 constexpr int kGridHeader = static_cast<int>(sinpe::kGridHeaderWords);
 
-struct TestPiece {
+struct TestGroup {
   int64_t axis, first, step, width;
 };
 
@@ -21,13 +21,13 @@ struct TestGrid {
   int64_t n_words() const { return static_cast<int64_t>(words.size()); }
 };
 
-// The packed grid, with the values of its pieces stored one after the other.
+// The packed grid, with the values of its groups stored one after the other.
 inline TestGrid make_grid(bool by_channels, const std::vector<int64_t>& lengths, int64_t dim,
-                          const std::vector<TestPiece>& pieces) {
+                          const std::vector<TestGroup>& groups) {
   TestGrid g{by_channels, dim, 1, 0, lengths, {}};
   std::vector<int64_t> tail = lengths;
   for (const int64_t length : lengths) g.places *= length;
-  for (const TestPiece& p : pieces) {
+  for (const TestGroup& p : groups) {
     tail.insert(tail.end(), {p.axis, p.first, p.step, p.width, g.n_values});
     g.n_values += p.width * lengths[static_cast<size_t>(p.axis)];
   }
@@ -35,7 +35,7 @@ inline TestGrid make_grid(bool by_channels, const std::vector<int64_t>& lengths,
              kGridHeader + static_cast<int64_t>(tail.size()),
              by_channels,
              static_cast<int64_t>(lengths.size()),
-             static_cast<int64_t>(pieces.size()),
+             static_cast<int64_t>(groups.size()),
              dim,
              g.n_values,
              0};
@@ -43,15 +43,15 @@ inline TestGrid make_grid(bool by_channels, const std::vector<int64_t>& lengths,
   return g;
 }
 
-// Index into `values` for each channel of each place, place by place, -1 for a zero channel. If two pieces write a
+// Index into `values` for each channel of each place, place by place, -1 for a zero channel. If two groups write a
 // channel, the last one counts. `w` must be a valid packed grid.
 inline std::vector<int64_t> value_indices(const std::vector<int64_t>& w) {
   const size_t axes = static_cast<size_t>(w[3]), dim = static_cast<size_t>(w[5]);
-  const int64_t *lengths = w.data() + kGridHeader, *pieces = lengths + axes;
+  const int64_t *lengths = w.data() + kGridHeader, *groups = lengths + axes;
   std::vector<int64_t> coordinates(axes, 0), found;
   for (;;) {
     std::vector<int64_t> of_place(dim, -1);
-    for (const int64_t* p = pieces; p < pieces + 5 * w[4]; p += 5) {
+    for (const int64_t* p = groups; p < groups + 5 * w[4]; p += 5) {
       const int64_t at = coordinates[static_cast<size_t>(p[0])], length = lengths[p[0]];
       for (int64_t c = 0; c < p[3]; ++c) {
         of_place[static_cast<size_t>(p[1] + c * p[2])] = p[4] + (w[2] != 0 ? c * length + at : at * p[3] + c);
@@ -76,23 +76,23 @@ inline TestGrid random_grid(check::Random& random) {
   int64_t width = one_of(random, widths), kind = below(random, 4);
   if (!long_axis && below(random, 6) == 0) width = 300 + below(random, 900);
   if (long_axis) width = std::min<int64_t>(width, 8);
-  std::vector<TestPiece> pieces;
+  std::vector<TestGroup> groups;
   int64_t dim = kind == 1 ? 2 * axes * width : axes * width;
   for (int64_t a = 0; a < axes; ++a) {
-    if (kind == 0) pieces.push_back({axes - 1 - a, a * width, 1, width});
-    if (kind == 1) pieces.push_back({a, a * width, 1, width});
-    if (kind == 1) pieces.push_back({a, (axes + a) * width, 1, width});
-    if (kind == 2) pieces.push_back({a, a, axes, width});
+    if (kind == 0) groups.push_back({axes - 1 - a, a * width, 1, width});
+    if (kind == 1) groups.push_back({a, a * width, 1, width});
+    if (kind == 1) groups.push_back({a, (axes + a) * width, 1, width});
+    if (kind == 2) groups.push_back({a, a, axes, width});
   }
   if (kind == 3) {
     dim = 1 + below(random, 90);
     for (int64_t k = below(random, 6); k-- > 0;) {
       const int64_t first = below(random, dim), step = 1 + below(random, 5);
-      pieces.push_back({below(random, axes), first, step, 1 + below(random, (dim - 1 - first) / step + 1)});
+      groups.push_back({below(random, axes), first, step, 1 + below(random, (dim - 1 - first) / step + 1)});
     }
   }
   if (below(random, 3) == 0) dim += 1 + below(random, 9);
-  return make_grid(by_channels, lengths, dim, pieces);
+  return make_grid(by_channels, lengths, dim, groups);
 }
 
 // By channels, with more places than a tile holds values: all axes but one fit, or some, or none.

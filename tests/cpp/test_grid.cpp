@@ -1,4 +1,4 @@
-// sinpe_add_grid against plain loops, by places and by channels: axes, pieces, steps, strides, masks, dtypes, in place,
+// sinpe_add_grid against plain loops, by places and by channels: axes, groups, steps, strides, masks, dtypes, in place,
 // dropout; and invalid packed grids.
 #include "grid_cases.h"
 
@@ -22,10 +22,10 @@ void test_random() {
 
 // An explicit example: 2 x 3 places, channels [row 0] [column 0] [row 1] [0] [column 1].
 void test_explicit_example() {
-  const std::vector<TestPiece> pieces = {{0, 0, 2, 2}, {1, 1, 3, 2}};
+  const std::vector<TestGroup> groups = {{0, 0, 2, 2}, {1, 1, 3, 2}};
   const float rows[2][2] = {{1, 2}, {3, 4}}, columns[3][2] = {{10, 20}, {30, 40}, {50, 60}};
   for (const bool by_channels : {false, true}) {
-    const TestGrid g = make_grid(by_channels, {2, 3}, 5, pieces);
+    const TestGrid g = make_grid(by_channels, {2, 3}, 5, groups);
     const std::vector<float> by_place = {1, 2, 3, 4, 10, 20, 30, 40, 50, 60},
                              by_channel = {1, 3, 2, 4, 10, 30, 50, 20, 40, 60};
     std::vector<float> out(30, std::nanf("")), x(30, 100);
@@ -58,7 +58,7 @@ void test_changed_words() {
   int64_t taken = 0, refused = 0;
   for (int number = 0; number < 60 / kFewer; ++number) {
     const TestGrid g = number == 0
-                           ? make_grid(false, std::vector<int64_t>(8, 2), 64, std::vector<TestPiece>(64, {7, 0, 1, 1}))
+                           ? make_grid(false, std::vector<int64_t>(8, 2), 64, std::vector<TestGroup>(64, {7, 0, 1, 1}))
                            : random_grid(random);
     CHECK(is_grid(g.words, g.n_values));
     with_lies(g, [&](const std::vector<int64_t>& words) {
@@ -70,8 +70,8 @@ void test_changed_words() {
       int64_t places = 1;
       for (int64_t a = 0; a < words[3]; ++a) places *= words[static_cast<size_t>(kGridHeader + a)];
       CHECK(grid.points == places && grid.dim == words[5] && grid.by_channels == (words[2] != 0));
-      for (int k = 0; k < grid.n_pieces; ++k) {
-        const sinpe::GridPiece p = grid.pieces[k];
+      for (int k = 0; k < grid.n_groups; ++k) {
+        const sinpe::ChannelGroup p = grid.groups[k];
         const int64_t first = grid.at(p, 0, 0), last = grid.at(p, grid.length[p.axis] - 1, p.width - 1);
         CHECK(first >= 0 && last >= first && last < g.n_values);
         CHECK(p.first + (p.width - 1) * p.step < grid.dim);
@@ -156,7 +156,7 @@ void test_invalid_arguments() {
     CHECK(sinpe_add_grid(g.words.data(), g.n_words(), nullptr, g.n_values, &good) == SINPE_BAD_ARGUMENT);
     CHECK(sinpe_add_grid(g.words.data(), g.n_words(), values.data(), -1, &good) == SINPE_BAD_ARGUMENT);
     CHECK(sinpe_add_grid(nullptr, g.n_words(), values.data(), g.n_values, &good) == SINPE_BAD_PLAN);
-    // No pieces, no values: zeros are added.
+    // No groups, no values: zeros are added.
     const TestGrid none = make_grid(by_channels, {2, 3}, 4, {});
     x.assign(x.size(), -0.0f);
     CHECK(sinpe_add_grid(none.words.data(), none.n_words(), nullptr, 0, &good) == SINPE_OK);

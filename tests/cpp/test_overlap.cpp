@@ -292,8 +292,8 @@ void test_grid() {
   CHECK(sinpe::decode_grid(changing.data(), n_words, kRows * kDim, &grid));
   changing.assign(changing.size(), INT64_MAX);
   int64_t channel = -1;
-  CHECK(grid.channel_piece(2, &channel) == 0 && channel == 2);
-  CHECK(grid.at(grid.pieces[0], 1, 2) == kDim + 2);
+  CHECK(grid.channel_group(2, &channel) == 0 && channel == 2);
+  CHECK(grid.at(grid.groups[0], 1, 2) == kDim + 2);
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ from grids import EXAMPLES, truth
 
 import sinpe_ext as sinpe
 from sinpe_ext import Encoding, GridEncoding, convention
-from sinpe_ext.encodings.grid import Piece
+from sinpe_ext.encodings.grid import ChannelGroup
 
 HALVES = Encoding(4, layout="sin_cos")
 LAYOUTS = [  # arrangement, order, dim, axes -> axis, sin or cos and pair of each channel; - for zero
@@ -79,10 +79,10 @@ def test_equality_hash_and_copies(name: str) -> None:
     names = {"GridEncoding": GridEncoding, "Encoding": Encoding, "Fraction": Fraction}
     assert eval(repr(grid), names) == grid
     copy = pickle.loads(pickle.dumps(grid))
-    assert copy == grid and hash(copy) == hash(grid) and copy.pieces == grid.pieces
+    assert copy == grid and hash(copy) == hash(grid) and copy.channel_groups == grid.channel_groups
     assert grid.replace() == grid and grid.with_axes() == grid
     assert grid.with_axes(start=9) != grid
-    fed = [piece.first + c * piece.step for piece in grid.pieces for c in range(piece.encoding.dim)]
+    fed = [group.first + c * group.step for group in grid.channel_groups for c in range(group.encoding.dim)]
     assert len(set(fed)) == len(fed) and max(fed) < grid.dim
 
 
@@ -92,7 +92,7 @@ def test_fields_of_the_axes() -> None:
     assert convention("mae2d", 8).with_axes(base=(100, 10), start=3) == grid
     assert convention("detr2d", 8).axes[0].start == 1
     assert grid.replace(axes=(Encoding(2), Encoding(6))).dim == 8
-    assert grid.pieces[0] == Piece(1, grid.axes[1], 0, 1)
+    assert grid.channel_groups[0] == ChannelGroup(1, grid.axes[1], 0, 1)
     assert GridEncoding((HALVES, HALVES), order=(0, 1)) == GridEncoding((HALVES, HALVES))
 
 

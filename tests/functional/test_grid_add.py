@@ -67,13 +67,13 @@ def test_encode(backend: str, name: str) -> None:
         assert torch.equal(sinpe.encode(places[(0,) * grid.ndim], grid, dtype=dtype), pe[(0,) * grid.ndim])
     assert sinpe.encode(torch.zeros(0, 3, grid.ndim), grid).shape == (0, 3, grid.dim)
     half = sinpe.encode(places + 0.5, grid, dtype=torch.float64)
-    for piece in grid.pieces:
-        rows = sinpe.encode(places[..., piece.axis] + 0.5, piece.encoding, dtype=torch.float64)
-        assert torch.equal(half[..., piece.first :: piece.step][..., : piece.encoding.dim], rows)
+    for group in grid.channel_groups:
+        rows = sinpe.encode(places[..., group.axis] + 0.5, group.encoding, dtype=torch.float64)
+        assert torch.equal(half[..., group.first :: group.step][..., : group.encoding.dim], rows)
     bad = places.double()
     bad[(-1,) * grid.ndim] = float("nan")
     marked = sinpe.encode(bad, grid).isnan()
-    fed = sum(piece.encoding.dim - (piece.encoding == Encoding(5, odd="pad")) for piece in grid.pieces)
+    fed = sum(group.encoding.dim - (group.encoding == Encoding(5, odd="pad")) for group in grid.channel_groups)
     assert int(marked.sum()) == fed and int(marked[(-1,) * grid.ndim].sum()) == fed
 
 

@@ -40,11 +40,11 @@ def truth(
     """(*lengths, dim), one place after the other."""
     starts = starts or [0] * grid.ndim
     out = torch.zeros(*lengths, grid.dim, dtype=dtype)
-    for piece in grid.pieces:
-        rows = sinpe.table(lengths[piece.axis], piece.encoding, start=starts[piece.axis], dtype=dtype)
+    for group in grid.channel_groups:
+        rows = sinpe.table(lengths[group.axis], group.encoding, start=starts[group.axis], dtype=dtype)
         for place in itertools.product(*map(range, lengths)):
-            for channel in range(piece.encoding.dim):
-                out[place][piece.first + channel * piece.step] = rows[place[piece.axis], channel]
+            for channel in range(group.encoding.dim):
+                out[place][group.first + channel * group.step] = rows[place[group.axis], channel]
     return out
 
 
