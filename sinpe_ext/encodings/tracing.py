@@ -57,8 +57,8 @@ def refuse_in_graph(what: str) -> None:
 PUBLIC = "functional", "positions", "modules.layers", "modules.timestep"
 
 
-def run_uncompiled() -> None:
-    """Marks the functions of this package's imported modules so that torch.compile does not compile them one by one.
+def run_uncompiled(package: str = __name__.partition(".")[0]) -> None:
+    """Marks the functions of a package's imported modules so that torch.compile does not compile them one by one.
 
     It would try to where it gave up the function that calls this library, as around a graph break that it cannot resume
     from or under torch.func, and in their middle it would meet constants that it must not see. Functions that are
@@ -70,9 +70,8 @@ def run_uncompiled() -> None:
     if not hasattr(frames, "set_code_exec_strategy"):
         return
     strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
-    package = __name__.partition(".")[0]
     for name, module in list(sys.modules.items()):
-        if name.startswith(package + ".") and name.removeprefix(package + ".") not in PUBLIC:
+        if f"{name}.".startswith(f"{package}.") and name.partition(".")[2] not in PUBLIC:
             for code in _codes_of(vars(module), name):
                 frames.set_code_exec_strategy(code, strategy)
 

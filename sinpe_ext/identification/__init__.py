@@ -284,4 +284,4 @@ def _refuse_rotary(table: StoredTable) -> None:
         )
 
 
-run_uncompiled()  # this folder, which is imported after the others
+run_uncompiled(__name__)  # imported after the others

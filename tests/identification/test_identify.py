@@ -160,7 +160,7 @@ def test_class_token_rows(number: int) -> None:
     assert (match.code, match.extra_tokens) == ('sinpe.convention("paper", 64, base=77.0)', number)
 
 
-def usual(length: int, dim: int, form: str) -> torch.Tensor:
+def naive(length: int, dim: int, form: str) -> torch.Tensor:
     """The two float32 formulas of common tutorials."""
     position = torch.arange(length, dtype=torch.float32)[:, None]
     steps = torch.arange(0, dim, 2)
@@ -179,7 +179,7 @@ def usual(length: int, dim: int, form: str) -> torch.Tensor:
 def test_float32_angle_errors(length: int, form: str, storage: torch.dtype) -> None:
     if storage is torch.bfloat16 and length == 64:
         pytest.skip("bfloat16 hides errors of 4e-6")
-    match = sinpe.identify(usual(length, 128, form).to(storage))[0]
+    match = sinpe.identify(naive(length, 128, form).to(storage))[0]
     assert (match.name, match.float32_angle) == ("paper", form)
     assert f'angle="{form}"' in match.note
     exact = sinpe.identify(sinpe.table(length, 128, dtype=storage))[0]

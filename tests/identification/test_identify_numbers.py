@@ -1,4 +1,4 @@
-"""identify recovers the numbers of a table: rounded from the usual float32 formulas, unchanged from exact tables."""
+"""identify recovers the numbers of a table: rounded from the naive float32 formulas, unchanged from exact tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXACTLY = 1e-14  # relative: order of float64 operations in a field
 FAR_OFF = 1e-6  # at FAR, relative to the amplitude
 
 
-def usual(form: str, rows: int, encoding: Encoding, dtype: torch.dtype = FLOAT32) -> torch.Tensor:
+def naive(form: str, rows: int, encoding: Encoding, dtype: torch.dtype = FLOAT32) -> torch.Tensor:
     """A table by a common formula, in float32 throughout."""
     dim, base = encoding.dim, float(encoding.base)
     width = dim - 2 * float(encoding.shift)
@@ -96,7 +96,7 @@ def with_fields(dim: int, fields: dict[str, Any], **more: Any) -> Encoding:
 def test_round_numbers(fields: dict[str, Any], form: str, rows: int, dim: int) -> None:
     layout = ("interleaved", "sin_cos", "cos_sin")[(rows + len(str(fields))) % 3]
     encoding = with_fields(dim, fields, layout=layout)
-    check(usual(form, rows, encoding), encoding)
+    check(naive(form, rows, encoding), encoding)
 
 
 @pytest.mark.sampled("values")
@@ -106,7 +106,7 @@ def test_round_numbers(fields: dict[str, Any], form: str, rows: int, dim: int) -
 def test_round_numbers_in_16_bits(fields: dict[str, Any], rows: int, dim: int, dtype: torch.dtype) -> None:
     layout = "sin_cos" if "shift" in fields else "interleaved"  # the named conventions with that shift
     encoding = with_fields(dim, fields, layout=layout)
-    check(usual("exp", rows, encoding, dtype), encoding)
+    check(naive("exp", rows, encoding, dtype), encoding)
 
 
 def random_encoding(seed: int) -> tuple[str, int, Encoding]:
@@ -130,20 +130,20 @@ def random_encoding(seed: int) -> tuple[str, int, Encoding]:
 @pytest.mark.parametrize("seed", range(60))
 def test_random_round_numbers(seed: int) -> None:
     form, rows, encoding = random_encoding(seed)
-    check(usual(form, rows, encoding), encoding)
+    check(naive(form, rows, encoding), encoding)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_twentieth_timestep(form: str) -> None:
     """DiT's table at 0, 20, 40, ..."""
     encoding = Encoding(256, layout="cos_sin", position_scale=20)
-    assert check(usual(form, 50, encoding), encoding).code == 'sinpe.convention("adm", 256, position_scale=20.0)'
+    assert check(naive(form, 50, encoding), encoding).code == 'sinpe.convention("adm", 256, position_scale=20.0)'
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0])
 def test_one_frequency(scale: float) -> None:
     encoding = Encoding(2, position_scale=scale)
-    check(usual("exp", 100, encoding), encoding)
+    check(naive("exp", 100, encoding), encoding)
 
 
 ODD: list[dict[str, Any]] = [

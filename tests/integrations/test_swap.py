@@ -20,7 +20,7 @@ from swap_modules import (
     OneSequence,
     Scaled,
     SequenceFirst,
-    usual,
+    naive,
 )  # fmt: skip
 from torch import Tensor, nn
 
@@ -209,7 +209,7 @@ def test_replaced_module_is_the_same_object() -> None:
 
 
 @pytest.mark.parametrize("angle", ["float32", "float32_exp"])
-def test_float32_angle_keeps_the_usual_roundings(angle: str) -> None:
+def test_float32_angle_keeps_the_naive_roundings(angle: str) -> None:
     old, new = BatchFirst(0.0), BatchFirst(0.0)
     (entry,) = swap(new, angle=angle)
     x = torch.randn(2, ROWS, DIM)
@@ -262,7 +262,7 @@ class Inherits(nn.Embedding):
     """An nn.Embedding by inheritance, and a sum by its forward."""
 
     def __init__(self) -> None:
-        super().__init__(ROWS, DIM, _weight=usual(), _freeze=True)
+        super().__init__(ROWS, DIM, _weight=naive(), _freeze=True)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.weight[: x.size(1)]

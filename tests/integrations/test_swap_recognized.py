@@ -26,7 +26,7 @@ from swap_modules import (
     Scales,
     Sinusoids,
     halves,
-    usual,
+    naive,
 )  # fmt: skip
 from torch import Tensor, nn
 
@@ -279,7 +279,7 @@ def test_checkpoint_with_other_frequencies_warns() -> None:
 
 
 @pytest.mark.parametrize("angle", ["float32", "float32_exp"])
-def test_float32_angle_keeps_the_usual_roundings(angle: str) -> None:
+def test_float32_angle_keeps_the_naive_roundings(angle: str) -> None:
     for name in ("neutral names", "channels first"):
         new = CASES[name].build()
         (entry,) = swap(new, angle=angle)
@@ -374,7 +374,7 @@ class Extra(Scales):
 REPORTED = {
     "further tensors": (Extra, "has `shift` .*, too"),
     "a trained embedding": (
-        lambda: nn.ModuleDict({"wpe": nn.Embedding.from_pretrained(usual(), freeze=False)}),
+        lambda: nn.ModuleDict({"wpe": nn.Embedding.from_pretrained(naive(), freeze=False)}),
         "`weight` holds paper, 60 rows; it is trained",
     ),
     "clamped": (ClampedSinusoids, "output would differ"),

@@ -30,7 +30,7 @@ from swap_modules import (
     Tokens,
     Trained,
     halves,
-    usual,
+    naive,
 )  # fmt: skip
 from torch import Tensor, nn
 
@@ -91,8 +91,8 @@ class Whisper(nn.Module):
 A_LOOKUP = "a lookup of a stored table gains nothing"
 LOOKUPS = {
     # module, its name in the model, the convention and the rows of its table
-    "frozen embedding": (lambda: nn.Embedding.from_pretrained(usual()), "0", "paper", ROWS),
-    "GPT": (lambda: GPT(usual()), "0.wpe", "paper", ROWS),
+    "frozen embedding": (lambda: nn.Embedding.from_pretrained(naive()), "0", "paper", ROWS),
+    "GPT": (lambda: GPT(naive()), "0.wpe", "paper", ROWS),
     "Whisper": (Whisper, "0.embed_positions", "t2t", ROWS),
     "fairseq": (lambda: Tokens(DIM, None), "0", "t2t", ROWS),
     "fairseq, padding": (lambda: Tokens(DIM, 0), "0", "t2t", ROWS),
@@ -180,7 +180,7 @@ def test_modules_without_readable_values() -> None:
     reasons = [entry.reason for entry in swap(nn.Sequential(meta, hooked, known))]
     assert "meta device" in reasons[0] and all("replaced in the instance" in reason for reason in reasons[1:])
     assert len(reasons) == 3 and type(known) is Sinusoids
-    parametrised = nn.ModuleDict({"positions": nn.Embedding.from_pretrained(usual())})
+    parametrised = nn.ModuleDict({"positions": nn.Embedding.from_pretrained(naive())})
     torch.nn.utils.parametrize.register_parametrization(parametrised.positions, "weight", nn.Identity())
     assert not swap(parametrised).swapped
     assert not swap(nn.Sequential(nn.LazyLinear(3), nn.BatchNorm1d(3), nn.MultiheadAttention(8, 2)))

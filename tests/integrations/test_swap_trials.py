@@ -169,9 +169,9 @@ def test_attributes_are_read_at_each_call(name: str, backend: str) -> None:
     assert float((new(x) - old(x)).abs().max()) <= 5 * LIMIT  # factors of up to 5
     for key, value in held.items():
         setattr(new, key, value)
-    usual = custom(forward, **held)
-    swap(usual)
-    assert torch.equal(new(x), usual(x))  # restored
+    again = custom(forward, **held)
+    swap(again)
+    assert torch.equal(new(x), again(x))  # restored
 
 
 def test_width_of_the_model_is_read_at_each_call() -> None:

@@ -9,17 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sinpe_ext.naive import naive_table
+
 ROWS, DIM = 60, 16
 
 
-def usual(rows: int = ROWS, dim: int = DIM, base: float = 10000.0) -> Tensor:
-    """The tutorials' table, with float32 angles."""
-    position = torch.arange(rows).unsqueeze(1)
-    frequency = torch.exp(torch.arange(0, dim, 2) * (-math.log(base) / dim))
-    table = torch.zeros(rows, dim)
-    table[:, 0::2] = torch.sin(position * frequency)
-    table[:, 1::2] = torch.cos(position * frequency)[:, : dim // 2]
-    return table
+def naive(rows: int = ROWS, dim: int = DIM, base: float = 10000.0) -> Tensor:
+    return naive_table(torch.arange(float(rows)), dim, base)
 
 
 class BatchFirst(nn.Module):
@@ -28,7 +24,7 @@ class BatchFirst(nn.Module):
     def __init__(self, p: float = 0.1, dim: int = DIM, rows: int = ROWS) -> None:
         super().__init__()
         self.dropout = nn.Dropout(p)
-        self.register_buffer("pe", usual(rows, dim).unsqueeze(0))
+        self.register_buffer("pe", naive(rows, dim).unsqueeze(0))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(x + self.pe[:, : x.size(1)].requires_grad_(False))
@@ -40,7 +36,7 @@ class SequenceFirst(nn.Module):
     def __init__(self, p: float = 0.1) -> None:
         super().__init__()
         self.dropout = nn.Dropout(p=p)
-        self.register_buffer("pe", usual().unsqueeze(1))
+        self.register_buffer("pe", naive().unsqueeze(1))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.pe[: x.size(0)]
@@ -54,7 +50,7 @@ class Scaled(nn.Module):
         super().__init__()
         self.d_model = d_model
         self.drop = nn.Dropout(0.2)
-        self.register_buffer("positional_encoding", usual(ROWS, d_model), persistent=False)
+        self.register_buffer("positional_encoding", naive(ROWS, d_model), persistent=False)
 
     def forward(self, token_embedding: Tensor) -> Tensor:
         length = token_embedding.shape[1]
@@ -67,7 +63,7 @@ class Learned(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.tensor([0.7]))
-        self.pos_table = nn.Parameter(usual()[None], requires_grad=False)
+        self.pos_table = nn.Parameter(naive()[None], requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.alpha * self.pos_table[:, : x.size(1)]
@@ -78,7 +74,7 @@ class Attribute(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoding = usual()
+        self.encoding = naive()
         self.encoding.requires_grad = False
 
     def forward(self, x: Tensor) -> Tensor:
@@ -91,7 +87,7 @@ class Gives(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("pe", usual().unsqueeze(0))
+        self.register_buffer("pe", naive().unsqueeze(0))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.pe[:, : x.size(1)]
@@ -102,7 +98,7 @@ class OneSequence(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("pe", usual())
+        self.register_buffer("pe", naive())
 
     def forward(self, x: Tensor) -> Tensor:
         length, _ = x.shape
@@ -115,7 +111,7 @@ class Follows(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight_of_rows = 0.25
-        self.register_buffer("pe", usual())
+        self.register_buffer("pe", naive())
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.weight_of_rows * self.pe[: x.shape[-2]].to(x.dtype)
@@ -140,11 +136,11 @@ class Grows(nn.Module):
         super().__init__()
         self.xscale = math.sqrt(d_model)
         self.dropout = nn.Dropout(p=dropout_rate)
-        self.pe = usual(ROWS, d_model)[None]
+        self.pe = naive(ROWS, d_model)[None]
 
     def forward(self, x: Tensor) -> Tensor:
         if self.pe.size(1) < x.size(1):
-            self.pe = usual(x.size(1), x.size(2))[None]
+            self.pe = naive(x.size(1), x.size(2))[None]
         self.pe = self.pe.to(x)
         return self.dropout(x * self.xscale + self.pe[:, : x.size(1)])
 
@@ -164,7 +160,7 @@ def halves(rows: int = ROWS, dim: int = DIM, shift: int = 1, start: int = 0) -> 
 class Foo(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("cache", usual()[None])
+        self.register_buffer("cache", naive()[None])
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.cache[:, : x.size(1)]
@@ -187,7 +183,7 @@ class Baz(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = usual()[:, None]
+        self.table = naive()[:, None]
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.table[: len(x)]
@@ -198,7 +194,7 @@ class ChannelsFirst(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("buf", usual().T.contiguous()[None])
+        self.register_buffer("buf", naive().T.contiguous()[None])
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.buf[:, :, : x.size(2)]
@@ -392,7 +388,7 @@ class Before(BatchFirst):
 class Trained(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.pe = nn.Parameter(usual()[None])
+        self.pe = nn.Parameter(naive()[None])
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.pe[:, : x.size(1)]
@@ -403,7 +399,7 @@ class Picture(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        half = usual(6, DIM // 2)
+        half = naive(6, DIM // 2)
         rows, columns = half[:, None].expand(6, 6, -1), half[None].expand(6, 6, -1)
         self.register_buffer("pos_embed", torch.cat([rows, columns], -1).reshape(1, 36, DIM))
 
