@@ -61,15 +61,23 @@ def find_or_compile(name: str, facts: dict[str, str], **options: Any) -> tuple[P
     except BuildUnavailable:  # as in a container image that is built with a compiler and run without one
         with contextlib.suppress(BuildUnavailable):
             for path in cache_directory(create=False).glob(f"{build}-*/{library_name}"):
-                return path, sources.read_json(path.with_name("build.json"))
+                if _is_whole(path):
+                    return path, sources.read_json(path.with_name("build.json"))
         raise
     facts = {**facts, **compilers}
     folder = cache_directory(create=True) / f"{build}-{_hash(compilers)}"
-    if not folder.exists():
+    if not _is_whole(folder / library_name):
         with _lock(folder):
-            if not folder.exists():  # another process may have built it while this one waited
+            if not _is_whole(folder / library_name):  # another process may have built it while this one waited
+                shutil.rmtree(folder, ignore_errors=True)
                 _compile(name, facts, folder, options)
     return folder / library_name, facts
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a library was built and has its size; one that was truncated would end the process."""
+    size = sources.read_json(library.with_name("build.json")).get("size")
+    return library.is_file() and library.stat().st_size == size
 
 
 def _hash(facts: dict[str, str]) -> str:
@@ -160,7 +168,8 @@ def _compile(name: str, facts: dict[str, str], folder: Path, options: dict[str, 
                 path.rename(work / f"sinpe_ext_{name}.so")
             else:
                 path.unlink()
-        sources.write_json(work / "build.json", facts)
+        size = (work / f"sinpe_ext_{name}.so").stat().st_size
+        sources.write_json(work / "build.json", {**facts, "size": size})
         os.rename(work, folder)
         outcome = "done"
     except (Exception, SystemExit) as error:

@@ -5,6 +5,7 @@ Checkpoints are loaded with weights_only=True, so no class or function that they
 
 from __future__ import annotations
 
+import textwrap
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -49,7 +50,7 @@ def reason_of(error: Exception) -> str:
     """The first line of an error; of torch's refusal of a class or function, the reason behind its advice."""
     lines = str(error).rpartition("WeightsUnpickler error: ")[2].strip().splitlines()
     said = [line for line in lines if line and not line.startswith("Weights only load")]
-    return said[0][:160] if said else type(error).__name__
+    return textwrap.shorten(said[0], 160, placeholder=" ...") if said else type(error).__name__
 
 
 def _of_numpy(path: Path) -> dict[str, Callable[[], Any]]:

@@ -26,13 +26,11 @@ from .stored_table import (
     NoEncodingError,
     StoredTable,
     as_tensor,
-    begins_with_sinusoids,
     has_sinusoids,
     read,
 )
 
-__all__ = ["Match", "Matches", "begins_with_sinusoids", "identify", "lengths_of"]
-
+__all__ = ["Match", "Matches", "identify", "lengths_of"]
 
 MOST_EXTRA = 16  # rows of zeros at each end of a square grid
 

@@ -25,7 +25,7 @@ TAU = 2 * math.pi
 WINDOW, ROWS, COLUMNS = 256, 256, 96  # consecutive rows measured first; rows and columns in a least-squares step
 MOST_SPREAD = 0.2  # relative spread of sin^2 + cos^2 over the rows that rounding cannot explain
 IRREGULAR = 2.0  # ratio of the distance of two neighbouring rows to the median above which one of them was changed
-FREQUENCY_ROUNDING = 3e-7  # relative, of the usual float32 formula
+FREQUENCY_ROUNDING = 3e-7  # relative, of the naive float32 formula
 FINEST = 1 / 16  # relative to the largest value: smaller values get no more weight
 CLOSE = 0.3  # largest rms error of a first fit, relative to its amplitude
 # Ranges of first positions that are tried, and the steps of the coarse part of a search.
@@ -74,7 +74,7 @@ class Wave(NamedTuple):
         return value.mul_(self.amplitude)
 
     def errors(self, rows: Tensor, channels: Channels) -> Tensor:
-        """The largest errors of the usual float32 formula, (n, d)."""
+        """The largest errors of the naive float32 formula, (n, d)."""
         return abs(self.amplitude) * sine_errors(rows + self.start, self.frequency(channels.exponent))
 
 

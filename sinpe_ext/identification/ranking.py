@@ -189,9 +189,10 @@ def _match(
             notes.append(f"the table gives its base to {uncertain:.1%} only: the simplest that fits is shown")
     angle = "" if bool(compared.differs.any()) else _float32_angle(table, candidate, lengths)
     if angle in ANGLES:
+        most = "" if dtype in (torch.bfloat16, torch.float16) else f", up to {float(compared.error.max()):.2g}"
         notes.append(
-            f"it has the angle errors of the naive float32 formula, up to {float(compared.error.max()):.2g}: the "
-            f'encoding above is exact; angle="{angle}" repeats them'
+            f"it has the angle errors of the naive float32 formula{most}: the encoding above is exact; "
+            f'angle="{angle}" repeats them'
         )
     elif angle:
         notes.append("it has angle errors, as float32 arithmetic makes them")
@@ -245,7 +246,7 @@ def _float32_angle(table: StoredTable, candidate: Candidate, lengths: Sequence[i
         return float((held != value.float().to(dtype).double()).double().mean())
 
     exact = error(candidate.values(rows, lengths))
-    if single and exact <= EXACT * table.size:
+    if exact <= (EXACT * table.size if single else 0.0):
         return ""
     errors = {angle: error(candidate.values(rows, lengths, angle=angle)) for angle in ANGLES}
     best = min(errors, key=lambda angle: errors[angle])

@@ -18,7 +18,6 @@ FIRST_ROWS, OTHER_ROWS = 1024, 1024  # consecutive rows, and rows spread over th
 UNITS = {torch.float64: 2.0**-36, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 SUBNORMAL = {torch.float16: 2.0**-25}
 QUICK_ROWS, QUICK_COLUMNS = 256, 256
-FIRST = 2**12  # rows and columns of a large tensor that are tested for sinusoids
 IRREGULAR = 0.05  # largest fraction of a column's energy that the recurrence of a sinusoid may leave unexplained
 NO_SINUSOIDS = "not sinusoidal (learned values or noise)"
 
@@ -154,13 +153,3 @@ def has_sinusoids(rows: Tensor) -> bool:
     factor = (middle * outer).sum(1) / energy
     left = (outer - factor[:, None] * middle).square().sum(1) / (4 * energy)
     return float(left.median()) < IRREGULAR
-
-
-def begins_with_sinusoids(tensor: Tensor) -> bool:
-    """Whether the first rows, or the first columns, of a floating-point tensor of any size can be sinusoids.
-
-    A test of milliseconds: the answer False is certain, and `identify` would find no encoding.
-    """
-    last = [axis for axis, length in enumerate(tensor.shape) if length > 1][-2:]
-    plane = tensor[tuple(slice(FIRST) if axis in last else 0 for axis in range(tensor.dim()))]
-    return has_sinusoids(plane) or has_sinusoids(plane.T)

@@ -11,6 +11,8 @@ import contextlib
 import copy
 import functools
 import math
+import random
+import sys
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 from .. import agreement
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
+from ..modules.shared import refuse_script
 
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 DROPOUT = 0.5  # probability in calls in training mode
@@ -89,10 +92,12 @@ def verified(module: nn.Module, replacement: Replacement) -> tuple[Any, float]:
         _sinpe_convention=replacement.convention,
         _sinpe_tables=replacement.tables,
         _sinpe_settings=state,
+        _sinpe_children=kinds_of_children(module),
     )
     largest = 0.0
     for call in replacement.calls:
         old = isolated_copy(module)  # each time: some modules convert or extend their table in a call
+        host = random_states(None)
         try:
             before, again = run(old, call), run(old, call)
         except Exception:
@@ -101,8 +106,13 @@ def verified(module: nn.Module, replacement: Replacement) -> tuple[Any, float]:
             raise
         if members(old).keys() != names or settings(old, ignored) != state or any(map(different, before, again)):
             raise LeftAlone("its forward changes the module: it keeps a state from call to call")
+        if host != random_states(None):
+            raise LeftAlone("its forward draws random numbers of Python or NumPy")
+        drawn = random_states(call)
         after = run(new, call)
         compare(before, after, call, replacement)
+        if drawn != random_states(call):
+            raise LeftAlone("its forward draws random numbers besides dropout")
         if call.reported and before[0].numel():
             largest = max(largest, float((after[0].double() - before[0].double()).abs().max()))
     return new, largest
@@ -124,15 +134,17 @@ class Swapped:
         _sinpe_encoding, _sinpe_convention: the encoding and its name.
         _sinpe_tables: names of the tensors that hold rows or frequencies. They are kept, because checkpoints and other
             code read them; the new forward does not.
-        _sinpe_settings: the module's simple attributes when it was verified; if one has changed since, the module's
-            own forward is called.
+        _sinpe_settings, _sinpe_children: the module's simple attributes and the classes of its children when it was
+            verified; if one has changed since, the module's own forward is called.
     """
 
     _sinpe_encoding: Any
     _sinpe_convention: str
     _sinpe_tables: tuple[str, ...]
     _sinpe_settings: tuple[tuple[str, Any], ...]
+    _sinpe_children: tuple[tuple[str, type], ...]
     _sinpe_transposed = False
+    __prepare_scriptable__ = refuse_script
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *rest: Any) -> None:
         super()._load_from_state_dict(state, prefix, *rest)  # type: ignore[misc]
@@ -198,6 +210,7 @@ def only_argument(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 # ----------------------------------------------------------------------------------- what a forward reads from a module
 
 INTERNAL = frozenset(vars(nn.Module()))  # hooks, training, the dictionaries of tensors and children
+CONTAINERS = (dict, list, set)
 SIMPLE = (bool, int, float, str, type(None), torch.dtype, torch.device, types.FunctionType)
 
 
@@ -217,8 +230,17 @@ def settings(module: nn.Module, ignored: Iterable[str] = ()) -> tuple[tuple[str,
     return tuple((key, value) for key, value in named if _is_simple(value) and key not in ignored)
 
 
+def kinds_of_children(module: nn.Module) -> tuple[tuple[str, type], ...]:
+    """The name and class of each child."""
+    return tuple((name, type(child)) for name, child in module._modules.items())
+
+
 def has_changed(module: Any) -> bool:
-    """Whether one of the `settings` of a swapped module has changed since it was verified."""
+    """Whether one of the `settings` of a swapped module, or the class of a child, has changed since it was verified, or
+    a table is to be trained now."""
+    held = (module._parameters.get(name) for name in module._sinpe_tables)
+    if module._sinpe_children != kinds_of_children(module) or any(t is not None and t.requires_grad for t in held):
+        return True
     for name, value in module._sinpe_settings:
         now = getattr(module, name, None)
         if type(now) is not type(value) or now != value:
@@ -231,7 +253,10 @@ def check_members(module: nn.Module, known: Iterable[str | None]) -> None:
     objects than the known ones, which a replacement would not follow."""
     if "forward" in vars(module):
         raise LeftAlone("its forward is replaced in the instance (offloading hooks do that): swap before that")
-    others = {key: value for key, value in members(module).items() if key not in known and not _is_simple(value)}
+    of_class = type(module).__mro__[: type(module).__mro__.index(nn.Module)]
+    shared = {key: value for made in of_class for key, value in vars(made).items() if type(value) in CONTAINERS}
+    every = {**{key: value for key, value in shared.items() if not key.startswith("__")}, **members(module)}
+    others = {key: value for key, value in every.items() if key not in known and not _is_simple(value)}
     named = [f"`{k}` ({type(v).__name__})" for k, v in others.items() if type(v) not in (nn.Dropout, nn.Identity)]
     if named:
         raise LeftAlone(f"the module has {', '.join(named[:4])}, too, on which its forward may depend")
@@ -259,9 +284,7 @@ def run(module: Any, call: Call) -> list[Any]:
         dropout.p = DROPOUT
     args = [arg.clone().requires_grad_(call.training and arg.is_floating_point()) for arg in call.args]
     with torch.set_grad_enabled(call.training):
-        # torch.manual_seed would seed the generators of all devices.
-        cuda = args[0].device.type == "cuda"
-        (torch.cuda.default_generators[args[0].device.index] if cuda else torch.default_generator).manual_seed(0)
+        _generator(call).manual_seed(0)  # torch.manual_seed would seed the generators of all devices
         output = module.forward(*args)
     if not isinstance(output, Tensor):
         raise LeftAlone(f"its output is {type(output).__name__}, not a tensor")
@@ -272,6 +295,20 @@ def run(module: Any, call: Call) -> list[Any]:
         return [output]
     noise = torch.randn(output.shape, generator=torch.Generator().manual_seed(4)).to(output)
     return [output.detach(), *torch.autograd.grad(output, leaves, noise, allow_unused=True)]
+
+
+def random_states(call: Call | None) -> Any:
+    """The state of torch's generator that a call uses; for None, those of Python and, where it is loaded, NumPy."""
+    if call is not None:
+        return _generator(call).get_state().tolist()
+    numpy = sys.modules.get("numpy")
+    state = ("", b"", 0) if numpy is None else numpy.random.get_state()
+    return random.getstate(), bytes(state[1]), state[2]
+
+
+def _generator(call: Call) -> torch.Generator:
+    device = call.args[0].device
+    return torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
 
 
 def compare(before: list[Any], after: list[Any], call: Call, replacement: Replacement) -> None:

@@ -24,8 +24,8 @@ from .tables import Table
 LAYOUTS = {"batch first": "BLC", "sequence first": "LBC", "channels first": "BCL", "one sequence": "LC"}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 BATCH, LENGTH = 3, 5  # of the first call; different, so that the dimensions can be distinguished
-LEARNED = (-2.5, 0.75)  # values of a learned factor with which the module is called
-LONGEST = 2**22  # elements of a call with the whole table
+LEARNED = (-2.5, 0.75, 3.25)  # values of a learned factor with which the module is called
+LONGEST, LONGEST_IN_TRAINING = 2**22, 2**17  # elements of a call with the whole table
 SPECIAL = (1e6, -1e6, 0.0, math.inf, -math.inf, math.nan)
 A_LOOKUP = "a lookup of a stored table gains nothing"
 
@@ -107,7 +107,8 @@ def _check(module: nn.Module, held: Table, learned: str | None, arguments: tuple
         raise LeftAlone(A_LOOKUP)
     check_members(module, (held.key, learned))
     if len(arguments) != 1:
-        raise LeftAlone(f"its forward takes {', '.join(arguments) or 'nothing'}, not x alone; {A_LOOKUP}")
+        taken = ", ".join(arguments) or "nothing"
+        raise LeftAlone(f"its forward takes {taken}, not x alone: only sums of x are replaced, and {A_LOOKUP}")
     if not isinstance(held.encoding, Encoding):
         raise LeftAlone("sums with grids are not replaced")
     if not held.is_whole:
@@ -121,7 +122,7 @@ def _factors(module: Any, held: Table, layout: str, learned: str | None) -> tupl
     x = _noise(held, layout, BATCH, LENGTH, torch.float64)
     rows = held.rows[:LENGTH].T if layout.index("C") < layout.index("L") else held.rows[:LENGTH]
     rows = (rows.unsqueeze(layout.index("B")) if "B" in layout else rows).expand(x.shape)
-    a = b = 0.0
+    found: list[tuple[float, float]] = []
     for value in LEARNED if learned else (1.0,):
         tried = isolated_copy(module)
         if learned:
@@ -139,7 +140,10 @@ def _factors(module: Any, held: Table, layout: str, learned: str | None) -> tupl
             raise LeftAlone("it returns something else")
         if b == 0 or (learned and b != value):
             raise LeftAlone(f"b is not `{learned}`" if learned else "it adds no rows")
-    return a, b
+        found.append((a, b))
+    if len({a for a, _ in found}) != 1:
+        raise LeftAlone(f"a depends on `{learned}`")
+    return found[-1]
 
 
 def _fits(shape: torch.Size, whole: torch.Size) -> bool:
@@ -168,7 +172,9 @@ def _calls(held: Table, layout: str) -> Iterator[Call]:
             yield Call((_noise(held, layout, batch, length, dtype),), first + length, reported=dtype == own)
     yield Call((_noise(held, layout, 1, longest, own),), first + longest, reported=True)
     yield Call((_noise(held, layout, 1, count + 1, own),), first + count + 1, may_fail=True)
-    yield Call((_noise(held, layout, BATCH, LENGTH, own),), first + LENGTH, training=True)
+    for length in (LENGTH, min(count, max(LENGTH, LONGEST_IN_TRAINING // dim))):
+        yield Call((_noise(held, layout, BATCH, length, own),), first + length, training=True)
+    yield Call((_noise(held, layout, 1, LENGTH, torch.bfloat16),), first + LENGTH, training=True)
     x = _noise(held, layout, BATCH, LENGTH, torch.float32)
     sequence = x.movedim((layout.index("L"), layout.index("C")), (0, -1))
     sequence[0], sequence[1] = 0.0, 1.0

@@ -89,8 +89,8 @@ def name_of(encoding: Encoding | GridEncoding, name: str) -> str:
     """The name of a convention and the fields in which the encoding differs from it; the repr of other encodings."""
     if name not in conventions():
         return repr(encoding)
-    usual: Any = convention(name, encoding.dim)
-    one, other = (each.axes[0] if isinstance(each, GridEncoding) else each for each in (encoding, usual))
+    plain: Any = convention(name, encoding.dim)
+    one, other = (each.axes[0] if isinstance(each, GridEncoding) else each for each in (encoding, plain))
     numbers = ("base", "start", "position_scale", "amplitude", "shift")
     changed = [field for field in numbers if getattr(one, field) != getattr(other, field)]
     return ", ".join([name, *(f"{field} {float(getattr(one, field)):.6g}" for field in changed)])

@@ -12,6 +12,8 @@ import pytest
 from build_support import PREAMBLE, needs_compiler, write_script, write_small_sources
 from children import environment, finish, forked, run, start_forked, until
 
+from sinpe_ext.backend import jit, sources
+
 pytestmark = needs_compiler
 
 USE = """
@@ -87,11 +89,21 @@ def cache_copy(built, tmp_path: Path) -> tuple[dict[str, str], Path]:
 
 def test_library_that_does_not_load_is_named(cache_copy):
     env, library = cache_copy
-    library.write_bytes(b"not a library")
+    library.write_bytes(b"x" * library.stat().st_size)
     code = 'backend = loader.resolve("cpu")\nprint(backend.backend, backend.reason, backend.todo)'
     out, err = forked(PREAMBLE + code, env)
     assert out.startswith("eager") and "does not load: " in out and f"delete {library.parent} and try again" in out
     assert "compiling" not in err
+
+
+def test_truncated_library_is_not_complete(tmp_path):
+    library = tmp_path / "a.so"
+    library.write_bytes(b"12345678")
+    assert not jit._is_whole(library)
+    sources.write_json(tmp_path / "build.json", {"size": 8})
+    assert jit._is_whole(library)
+    library.write_bytes(b"1234")
+    assert not jit._is_whole(library) and not jit._is_whole(tmp_path / "b.so")
 
 
 @pytest.mark.builds

@@ -359,3 +359,10 @@ def test_match_repr() -> None:
     text = 'fairseq (also t2t, ddpm), 64 rows, start 2, max error 3e-08\n    sinpe.convention("fairseq", 64)'
     assert str(matches[0]) == text == str(matches)
     assert repr(matches).startswith("Matches([Match(name='fairseq'")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [2, 16, 64, 200])
+def test_exact_16_bit_table_has_no_angle_errors(rows: int, dtype: torch.dtype) -> None:
+    match = sinpe.identify(sinpe.table(rows, 64).to(dtype))[0]
+    assert match.name == "paper" and match.float32_angle == "" and "angle errors" not in match.note

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import re
 import types
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from swap_modules import DIM, ROWS, BatchFirst, Odd, Scaled
@@ -49,6 +51,7 @@ def storing(what: Any) -> Any:
 
 
 STATE, MAY_DEPEND, NO_SUM, DIFFERS = "keeps a state", "may depend", "is not dropout", "output would differ"
+RANDOM = "draws random numbers besides dropout"
 TRAINING, GRADIENTS = "output would differ in training", "gradients would differ"
 LEFT = {
     # what the forward does with x: (module, reason)
@@ -103,6 +106,41 @@ LEFT = {
     ),
     "a factor in a buffer": (custom(lambda m, x: x * m.b_w + rows(m, x), b_w=torch.tensor(4.0)), f"b_w.*{MAY_DEPEND}"),
     "a bias of zeros": (custom(lambda m, x: x + rows(m, x) + m.b, b=torch.zeros(DIM)), f"`b`.*{MAY_DEPEND}"),
+    "a clamped factor that is large": (
+        custom(lambda m, x: x + m.a.clamp(max=1) * rows(m, x), a=nn.Parameter(torch.full((1,), 0.5))),
+        NO_SUM,
+    ),
+    "a frozen factor of both": (
+        custom(lambda m, x: m.a * (x + rows(m, x)), a=nn.Parameter(torch.full((1,), 0.75), requires_grad=False)),
+        NO_SUM,
+    ),
+    "sometimes nothing in training": (
+        custom(lambda m, x: x if m.training and torch.rand(()) < 0.1 else x + rows(m, x), dropout=nn.Identity()),
+        RANDOM,
+    ),
+    "shifted in training": (
+        custom(
+            lambda m, x: x + rows(m, x, int(torch.randint(x.size(1) // 8 + 1, ())) if m.training else 0),
+            dropout=nn.Identity(),
+        ),
+        f"{RANDOM}|{TRAINING}",
+    ),
+    "sometimes nothing by Python": (
+        custom(lambda m, x: m.dropout(x if m.training and random.random() < 1e-9 else x + rows(m, x))),
+        "random numbers of Python",
+    ),
+    "sometimes nothing by NumPy": (
+        custom(lambda m, x: m.dropout(x if m.training and numpy.random.rand() < 1e-9 else x + rows(m, x))),
+        "random numbers of Python or NumPy",
+    ),
+    "cut in training": (
+        custom(lambda m, x: m.dropout((x + rows(m, x))[:, : 40 if m.training else None])),
+        TRAINING,
+    ),
+    "float32 in training": (
+        custom(lambda m, x: (x + rows(m, x)).to(torch.float32 if m.training else x.dtype), dropout=nn.Identity()),
+        TRAINING,
+    ),
     "a configuration": (
         custom(lambda m, x: m.config.w * x + rows(m, x), config=types.SimpleNamespace(w=1.0)),
         f"`config`.*{MAY_DEPEND}",
@@ -182,6 +220,40 @@ def test_width_of_the_model_is_read_at_each_call() -> None:
     assert torch.equal(new(x), sinpe.add(x, scale=4.0))
     new.d_model = 25
     assert float((new(x) - sinpe.add(x, scale=5.0)).abs().max()) <= LIMIT
+
+
+def test_dictionary_of_the_class() -> None:
+    class Configured(BatchFirst):
+        config = {"scale": 1.0}  # noqa: RUF012
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.config["scale"]
+
+    (entry,) = swap(Configured())
+    assert not entry.swapped and "`config`" in entry.reason
+
+
+def test_table_that_is_trained_after_the_swap() -> None:
+    module: Any = custom(lambda m, x: x + rows(m, x), pe=nn.Parameter(Odd(None).pe.clone(), requires_grad=False))
+    assert swap(module).swapped
+    module.requires_grad_(True)
+    module(torch.randn(2, 7, DIM)).sum().backward()
+    assert module.pe.grad is not None and bool(module.pe.grad.any())
+
+
+def test_child_of_another_class_after_the_swap() -> None:
+    module: Any = custom(lambda m, x: m.dropout(x + rows(m, x)), dropout=nn.Identity())
+    assert swap(module).swapped
+    module.dropout = nn.Dropout(0.5)
+    dropped = module.train()(torch.ones(2, 50, DIM)) == 0
+    assert 0.3 < float(dropped.float().mean()) < 0.7
+
+
+def test_script_is_refused() -> None:
+    module = BatchFirst().eval()
+    assert swap(module).swapped
+    with pytest.raises(NotImplementedError, match=r"torch\.export"):
+        torch.jit.script(module)
 
 
 def test_class_attribute_overridden_on_the_instance() -> None:
