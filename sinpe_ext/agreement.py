@@ -21,7 +21,8 @@ from .encodings.plan import plan
 # exponent is rounded three times, exp or pow is within an ULP, and p * w is a product and a division.
 ANGLE_ERROR = 2.5 * 2.0**-23
 VALUE_ERROR = 1e-6  # of a sine or cosine in float32, and of the product with the amplitude
-ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # relative, of a value that is stored in 16 bits
+# Relative, of a value that is stored.
+ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 SUBNORMAL = 2.0**-25  # of a value near 0 that is stored in float16
 CHUNK = 2**21  # elements compared at once
 
@@ -69,7 +70,7 @@ def compare(
         exact = functional.encode(positions, encoding, dtype=torch.float64)
         held = table[part if which is None else index].to(torch.float64)
         allowed = rounding_errors(positions, encoding)
-        if table.dtype in ROUNDING:
+        if table.dtype.itemsize == 2:
             # Twice, as a product with the amplitude may be rounded again. And numbers that were found from 16-bit
             # values are not exact, which shows in the smallest values.
             allowed += ROUNDING[table.dtype] * (2 * exact.abs() + exact.abs().max() / 8) + SUBNORMAL

@@ -19,7 +19,7 @@ def options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "file", metavar="FILE", help="a checkpoint or an array: .pt, .pth, .bin, .ckpt, .safetensors, .npy or .npz"
     )
-    text = "lengths of a flattened grid: H W, or T H W (default: found)"
+    text = "lengths of a flattened grid: H W, or T H W (default: a sequence or a square grid)"
     command.add_argument("--shape", metavar="N", type=int, nargs="+", help=text)
     command.add_argument("--key", metavar="NAME", help="only tensors whose names end with NAME, and why each is none")
     command.add_argument("--json", action="store_true", help="print JSON")

@@ -16,7 +16,7 @@ from ..encodings import frequency
 from ..encodings.encoding import Encoding
 from .fit import COLUMNS, ROWS, Channels, Samples, Wave, refine, scattered
 
-UNITS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
+RADIANS = {"radian": 1.0, "half_turn": math.pi, "turn": 2 * math.pi}
 MISROUNDED = 0.01  # fraction of the values that another way to compute the encoding may round differently
 NEAR_MISS = 0.25  # fraction of the values that a fit of the table's own encoding does not misround
 TELLING, FEWEST_TELLING = 32.0, 32  # see `is_exact`
@@ -61,7 +61,7 @@ def exponent_step(encoding: Encoding) -> float:
 
 def wave_of(encoding: Encoding) -> Wave:
     """The wave of an encoding without explicit `frequencies`."""
-    rate = float(encoding.position_scale) * UNITS[encoding.unit]
+    rate = float(encoding.position_scale) * RADIANS[encoding.unit]
     return Wave(rate, exponent_step(encoding) * math.log(encoding.base), float(encoding.start), encoding.amplitude)
 
 
@@ -130,7 +130,7 @@ class Explainer:
 
     def explain(self, template: Encoding) -> Iterator[Explanation]:
         """Ways to write the wave as fields that differ from a template's."""
-        unit, start = UNITS[template.unit], round(self.wave.start)
+        unit, start = RADIANS[template.unit], round(self.wave.start)
         fields: dict[str, Any] = {} if start == template.start else {"start": start}
         known = float(template.position_scale)
         near = self.wave.rate / unit

@@ -127,7 +127,8 @@ def _credible(samples: Samples, channels: Channels, wave: Wave, error: float) ->
     """Whether a fit is significant; a few columns, or a short range of angles, can be fitted by chance."""
     live = int((~channels.zero).sum())
     if live <= FEW_LIVE and abs(wave.start) > FAR:  # one frequency has any phase at some position, two almost any
-        if live <= 2 or error > max(3 * samples.noise, 1e-6 * abs(wave.amplitude)):
+        is_rounded = samples.noise > 1e-4 * abs(wave.amplitude)  # to 16 bits, in which some position fits by chance
+        if live <= 2 or is_rounded or error > max(3 * samples.noise, 1e-6 * abs(wave.amplitude)):
             return False
     sweep = len(samples.t) * float(wave.frequency(channels.exponent).abs().max())
     both = bool(channels.cosine.any()) and bool((~channels.cosine & ~channels.zero).any())

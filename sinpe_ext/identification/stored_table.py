@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..agreement import ROUNDING
 from .fit import Samples, scattered
 
 LARGEST = 2**30  # largest number of elements of an expanded tensor, whose memory does not limit its size
@@ -15,7 +16,7 @@ MOST_CHANNELS = 2**16  # the time and memory of a fit grow with the number of ch
 CHUNK = 2**21  # elements read at once
 FIRST_ROWS, OTHER_ROWS = 1024, 1024  # consecutive rows, and rows spread over the others, that a fit reads
 # Largest relative error of storing a value; for float64 the resolution of a fit.
-UNITS = {torch.float64: 2.0**-36, torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+UNITS = {**ROUNDING, torch.float64: 2.0**-36}
 SUBNORMAL = {torch.float16: 2.0**-25}
 QUICK_ROWS, QUICK_COLUMNS = 256, 256
 IRREGULAR = 0.05  # largest fraction of a column's energy that the recurrence of a sinusoid may leave unexplained
@@ -124,6 +125,8 @@ def _other(kind: str, is_complex: bool) -> str:
     """The reason to report for a dtype that tables do not have."""
     if is_complex:
         return f"{kind} values are those of a rotary cache or a spectrum, not of an encoding that is added"
+    if kind.startswith("float"):
+        return f"{kind} values are not read; convert them to float32"
     return f"{kind} values cannot be sines; they may be positions or ids"
 
 

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import agreement
+from ..agreement import ROUNDING
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..modules.shared import refuse_script
 
-ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 DROPOUT = 0.5  # probability in calls in training mode
 CLOSE = 2.0**-20  # relative error of frequencies in float32
 
