@@ -40,11 +40,10 @@ def tensors_of(path: Path) -> dict[str, Callable[[], Any]]:
             f"{path.name}: expected {error.name} to read it with; run `pip install {error.name}`"
         ) from None
     except Exception as error:  # of a damaged file, a library may raise anything
-        is_pointer = head == b"version h"  # of Git LFS
-        todo = "fetch the file itself (git lfs pull)" if is_pointer else "save the state_dict() or the array alone"
+        todo = "fetch it by git lfs pull" if head == b"version h" else "save the state_dict() or the array alone"
+        kinds = "torch.save, safetensors or numpy.save"
         raise ValueError(
-            f"{path.name}: expected a file of torch.save, safetensors or numpy.save, got one that cannot be read "
-            f"({reason_of(error)}); {todo}"
+            f"{path.name}: expected a file of {kinds}, got one that cannot be read ({reason_of(error)}); {todo}"
         ) from None
 
 

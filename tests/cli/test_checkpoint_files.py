@@ -199,7 +199,7 @@ def header(shape: str) -> bytes:
     [
         (truncated, "got one that cannot be read"),
         (lambda path: path.write_bytes(b""), "got one that cannot be read"),
-        (lambda path: path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid"), r"\(git lfs pull\)"),
+        (lambda path: path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid"), "git lfs pull"),
         (lambda path: path.write_bytes((2**60).to_bytes(8, "little") + b"{}"), "got one that cannot be read"),
         (lambda path: path.write_bytes((64).to_bytes(8, "little") + b"{"), "got one that cannot be read"),
         (without_values, "got one that cannot be read"),
