@@ -12,6 +12,7 @@ Importing the package imports neither torch nor NumPy; each public name is impor
 from __future__ import annotations
 
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
@@ -80,6 +81,7 @@ __all__ = [
     "use_backend",
 ]
 
+_importing = threading.RLock()
 _SUBMODULES = ("distributed", "functional", "integrations", "modules", "numpy", "plot", "positions", "reference")
 
 
@@ -93,9 +95,14 @@ if not TYPE_CHECKING:  # type checkers use the imports above; a module __getattr
         # In a function that torch.compile gave up, it would compile the code that an import runs.
         frames = getattr(sys.modules.get("torch._C._dynamo"), "eval_frame", None)
         callback = None if frames is None else frames.set_eval_frame(None)
+        # One thread at a time: Python fails or gives incomplete modules where one imports a package and another a module
+        # of it. With a limit, because a thread in an import statement may wait here while the other waits for it.
+        is_alone = _importing.acquire(timeout=5)
         try:
             module = import_module(f".{_DEFINED_IN.get(name, name)}", __name__)
         finally:
+            if is_alone:
+                _importing.release()
             if frames is not None:
                 frames.set_eval_frame(callback)
         if name not in _DEFINED_IN:
