@@ -78,7 +78,7 @@ def kernel_sources(suffix: str) -> list[Path]:
 
 
 def link(nvcc: str, kernels: list[Path]) -> Path:
-    """Compiles the binding, and links the library as an installation does: with nvcc's static CUDA runtime."""
+    """Compiles the binding, and links the library with nvcc's static CUDA runtime: this torch may have none."""
     folder, objects = Path(torch.__file__).parent, list(kernels)
     headers = [folder / "include", folder / "include" / "torch" / "csrc" / "api" / "include"]
     flags = ["-std=c++20", "-fPIC", *sources.compile_flags("cuda"), *WARNINGS, *INCLUDE]

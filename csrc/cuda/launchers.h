@@ -47,8 +47,8 @@ sinpe_status embed_backward(const sinpe_embed_backward_arguments& a, void* scrat
                             Stream stream);
 int64_t embed_backward_scratch(const sinpe_embed_backward_arguments& a);
 
-// Makes a device current for the following calls of this thread, which then do not query it. Necessary because this
-// library has its own copy of the CUDA runtime, which has to be told what PyTorch's has been told.
+// Makes a device current for the following calls of this thread, which then do not query it. Necessary where this
+// library is linked with a CUDA runtime of its own, which has to be told what PyTorch's has been told.
 sinpe_status use_device(int device);
 
 // Whether a CUDA graph is being captured on a stream of the current device, or in a way that concerns it.
