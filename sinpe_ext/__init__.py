@@ -95,8 +95,9 @@ if not TYPE_CHECKING:  # type checkers use the imports above; a module __getattr
         # In a function that torch.compile gave up, it would compile the code that an import runs.
         frames = getattr(sys.modules.get("torch._C._dynamo"), "eval_frame", None)
         callback = None if frames is None else frames.set_eval_frame(None)
-        # One thread at a time: Python fails or gives incomplete modules where one thread imports a package and another a
-        # module of it. With a limit, because a thread in an import statement may wait here while the other waits for it.
+        # One thread at a time: where one thread imports a package and another a module of it, Python fails or gives
+        # incomplete modules. With a limit, because a thread in an import statement may wait here while the other one
+        # waits for it.
         is_alone = _importing.acquire(timeout=5)
         try:
             module = import_module(f".{_DEFINED_IN.get(name, name)}", __name__)
