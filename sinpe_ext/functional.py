@@ -14,12 +14,11 @@ from .encodings.encoding import Encoding
 from .encodings.grid import GridEncoding
 from .encodings.tracing import run_uncompiled
 from .encodings.values import is_dtensor
-from .operations import checks, fast_path, nested
+from .operations import checks, nested, repetition
 from .operations import table as tables
-from .operations.add import AddArguments, SequenceAdd
-from .operations.embed import EmbedArguments, EmbedCall
-from .operations.grid_add import GridAdd
-from .operations.table import TableArguments
+from .operations.add import AddArguments, check_add
+from .operations.embed import EmbedArguments, check_embed
+from .operations.table import EncodeArguments, TableArguments
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["add", "add_", "embed", "encode", "table"]
 
 _is_compiling = torch.compiler.is_compiling
-loader.set_up_fast_path = fast_path.set_up
+loader.set_up_repetition = repetition.set_up
 
 
 def __dir__() -> list[str]:
@@ -91,8 +90,8 @@ def table(
             raise ValueError("device_mesh: expected device and out to stay None with it, got one of them; leave it out")
         from .distributed import table as sharded
 
-        return sharded.table(table, TableArguments(*arguments), device_mesh, placements)
-    result = None if _is_compiling() else loader.fast_functions["table"](arguments)
+        return sharded.table(TableArguments(*arguments), device_mesh, placements)
+    result = None if _is_compiling() else loader.repeat(repetition.TABLE, arguments)
     return tables.table(TableArguments(*arguments)) if result is None else result
 
 
@@ -131,7 +130,8 @@ def encode(
     Gradient:
         for float positions, of any order.
     """
-    result = None if _is_compiling() else loader.fast_functions["encode"](positions, encoding, dtype, dim)
+    arguments = positions, encoding, dim, dtype, allow_16bit
+    result = None if _is_compiling() else loader.repeat(repetition.ENCODE, arguments)
     if result is not None:
         return result
     if _is_compiling():
@@ -139,10 +139,10 @@ def encode(
     if is_dtensor(positions):
         from .distributed import table as sharded
 
-        return sharded.encode(encode, positions, encoding, dim, dtype, allow_16bit)
+        return sharded.encode(EncodeArguments(*arguments))
     if nested.is_jagged(positions):
-        return nested.encode(positions, encoding, dim, dtype, allow_16bit)
-    return tables.encode(positions, encoding, dim, dtype, allow_16bit)
+        return nested.encode(EncodeArguments(*arguments))
+    return tables.encode(EncodeArguments(*arguments))
 
 
 def add(
@@ -216,9 +216,8 @@ def add(
         dropout, Srivastava et al. 2014; Philox, Salmon et al. 2011.
     """
     arguments = (x, encoding, positions, start, scale, alpha, dropout, seed, padding_mask,
-             seq_dim, channel_dim, grid_shape, extra_tokens)  # fmt: skip
-    # `fast_add` of csrc/pybind/fast_path/add.h; None for a call that it does not support.
-    result = None if _is_compiling() else loader.fast_functions["add"](arguments, out)
+             seq_dim, channel_dim, grid_shape, extra_tokens, out)  # fmt: skip
+    result = None if _is_compiling() else loader.repeat(repetition.ADD, arguments)
     if result is not None:
         return result
     call = add_call(AddArguments(*arguments))
@@ -254,8 +253,8 @@ def add_(
         overlaps x, and for an x that is a leaf tensor and requires grad.
     """
     arguments = (x, encoding, positions, start, scale, alpha, dropout, seed, padding_mask,
-             seq_dim, channel_dim, grid_shape, extra_tokens)  # fmt: skip
-    result = None if _is_compiling() else loader.fast_functions["add"](arguments, x)
+             seq_dim, channel_dim, grid_shape, extra_tokens, x)  # fmt: skip
+    result = None if _is_compiling() else loader.repeat(repetition.ADD, arguments)
     if result is not None:
         return result
     return add_call(AddArguments(*arguments)).result_in_place()
@@ -310,7 +309,7 @@ def embed(
     """
     arguments = (ids, weight, encoding, positions, start, scale, alpha, dropout, seed,
              padding_idx, padding_mask, sparse, encode_padding, seq_dim)  # fmt: skip
-    result = None if _is_compiling() else loader.fast_functions["embed"](arguments)
+    result = None if _is_compiling() else loader.repeat(repetition.EMBED, arguments)
     return embed_call(EmbedArguments(*arguments)).result() if result is None else result
 
 
@@ -319,7 +318,7 @@ for _function in (table, encode, add, add_, embed):
 
 
 def add_call(arguments: AddArguments) -> Any:
-    """Checks the arguments of `add` and returns the call: of a sequence or a grid, of a DTensor or a jagged x."""
+    """Checks the arguments of `add` and returns the call: of an ordinary tensor, a DTensor or a jagged x."""
     if _is_compiling():
         torch_state.check_version()
     if type(arguments.x) is not Tensor:
@@ -328,10 +327,8 @@ def add_call(arguments: AddArguments) -> Any:
 
             return ShardedAdd(arguments)
         if nested.is_jagged(arguments.x):
-            return nested.JaggedAdd(arguments)
-    if isinstance(arguments.encoding, str):
-        checks.check_x(arguments.x)  # before the name, by which the class is chosen
-    return SequenceAdd(arguments) if arguments.is_sequence() else GridAdd(arguments)
+            return nested.check_add(arguments)
+    return check_add(arguments)
 
 
 def embed_call(arguments: EmbedArguments) -> Any:
@@ -340,12 +337,12 @@ def embed_call(arguments: EmbedArguments) -> Any:
         torch_state.check_version()
     if type(arguments.ids) is not Tensor or type(arguments.weight) not in (Tensor, nn.Parameter):
         if nested.is_jagged(arguments.ids):
-            return nested.JaggedEmbed(arguments)
+            return nested.check_embed(arguments)
         if is_dtensor(arguments.ids) or is_dtensor(arguments.weight):
             from .distributed.call import ShardedEmbed
 
             return ShardedEmbed(arguments)
-    return EmbedCall(arguments)
+    return check_embed(arguments)
 
 
 run_uncompiled()

@@ -8,7 +8,7 @@ frequencies and x keep their dtypes under autocast.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -63,8 +63,8 @@ class Derivative(NamedTuple):
             reads. These are saved, of the other tensors it gets an `Unsaved`. So another tensor may be changed between
             forward and backward. The seed, which nobody else has, is never saved but kept.
 
-    A call in C (`operations/fast_path.py`) saves as many tensors, because activation checkpointing may repeat a call in
-    the other way.
+    A call that is repeated in C saves as many tensors, because activation checkpointing may repeat a call in the other
+    way.
     """
 
     gradients: Callable[..., dict[str, Tensor | None]]
@@ -116,10 +116,10 @@ class Operator:
         into: Operator | None = None,
         tags: tuple[torch.Tag, ...] = (),
     ) -> None:
-        self.name, self.record, self._into = name, record, into
+        self.name, self.record_type, self._into = name, record, into
         self._index = {field: k for k, field in enumerate(record._fields)}
         self._derivative: Any = derivative
-        self._saved_for: dict[tuple[bool, ...], tuple[list[int], list[int]]] = {}  # see `_save`
+        self._saved_for: dict[tuple[bool, ...], tuple[list[int], list[int]]] = {}  # see `_kept`
         types = [_TYPES[getattr(hint, "__forward_arg__", hint)] for hint in record.__annotations__.values()]
         self._count, self._tensor_count = len(types), sum(kind.startswith("Tensor") for kind in types)
         arguments = list(zip(types, record._fields, strict=True))
@@ -150,12 +150,15 @@ class Operator:
         self._cpu_kernel: Callable[..., Any] = partial(redispatch, _CPU_KERNEL)
         self._cuda_kernel: Callable[..., Any] = partial(redispatch, _CUDA_KERNEL)
         self._function: Any = None if derivative is None else self._autograd_function()
+        self._apply: Any = None
+        if derivative is not None:  # `apply` without its check for torch.func, for calls that nothing intercepts
+            self._apply = super(torch.autograd.Function, self._function).apply  # type: ignore[misc]
 
     def _positional(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function of a record (and out) as a function of the operands one by one, as torch calls it."""
 
         def call(*operands: Any) -> Any:
-            result = function(self.record(*operands[: self._count]), *operands[self._count :])
+            result = function(self.record_type(*operands[: self._count]), *operands[self._count :])
             return result if len(operands) == self._count else None
 
         return call
@@ -169,12 +172,24 @@ class Operator:
         """
         if state is None:
             state = torch_state.read()
+        if state is NOT_INTERCEPTED and out is None and not torch.is_grad_enabled():  # such as in a backward pass
+            device = record[0].device.type
+            given = [record[k] for k in self._tensors if record[k] is not None]
+            if loader.uses_kernels.get(device) and not _is_profiled() and not any(map(_needs_dispatcher, given)):
+                return (self._cpu_kernel if device == "cpu" else self._cuda_kernel)(*record)
         is_traced = state.traced or state.fx_tracing or record[0].is_meta
         # In a trace the derivative is that of the registered operator.
         if self._function is not None and not (is_traced and out is None) and torch.is_grad_enabled():
             tensors = record[: self._tensor_count]
-            if any(t is not None and t.requires_grad for t in tensors) and not any(map(is_batched, tensors)):
-                return self._function.apply((state, record[self._tensor_count :], out, None), *tensors)
+            places = [k for k, t in enumerate(tensors) if t is not None and t.requires_grad]
+            if places and not any(map(is_batched, tensors)):
+                with torch.no_grad():
+                    result = self(record, out, state)
+                if out is not None:  # what is written to is an input of the function, too
+                    places = [0, *(k for k in places if k)]
+                written = out is not None
+                result = tensors[0] if written else result
+                return self._recorded(self._function.apply, record, places, result, written)
         if out is not None and self._into is not None:
             return self._into(record, out, state)
         operands = record if out is None else (*record, out)
@@ -186,8 +201,8 @@ class Operator:
             return self.op(*operands)
         if state.transformed and any(forward_ad.unpack_dual(t).tangent is not None for t in given):
             raise NotImplementedError(
-                f"{self.record._fields[0]}: expected no forward-mode differentiation of a backward pass alone, got a "
-                "dual tensor; compute the forward pass under the same dual level, too"
+                f"{self.record_type._fields[0]}: expected no forward-mode differentiation of a backward pass alone, "
+                "got a dual tensor; compute the forward pass under the same dual level, too"
             )
         on_cpu = operands[0].is_cpu
         device_type = "cpu" if on_cpu else operands[0].device.type
@@ -209,87 +224,100 @@ class Operator:
         except (NotImplementedError, TypeError) as error:
             for k in self._tensors:
                 if operands[k] is not None and torch_state.has_own_dispatch(operands[k]):
-                    name = [*self.record._fields, "out"][k]
+                    name = [*self.record_type._fields, "out"][k]
                     raise TypeError(
                         f"{name}: expected an ordinary tensor, or a subclass that supports torch.ops.sinpe_ext."
                         f"{self.name}, got {type(operands[k]).__name__}; pass its values as an ordinary tensor"
                     ) from error
             raise
 
-    def recorded(self, record: Any, result: Tensor) -> Tensor:
-        """A result, computed before, as that of the operator: differentiable, for a call that nothing intercepts."""
-        numbers, tensors = record[self._tensor_count :], record[: self._tensor_count]
-        differentiable: Tensor = apply_of(self._function)((NOT_INTERCEPTED, numbers, None, result), *tensors)
-        return differentiable
+    def recorded(
+        self, result: Any, tensors: Sequence[Tensor], gradients: Callable[..., Any], saved: Sequence[Tensor] = ()
+    ) -> Any:
+        """A result, computed before, as that of the operator: differentiable, for a call that nothing intercepts.
 
-    def _save(self, ctx: Any, operands: Any, needs: Any) -> None:
-        """Saves the operands for `gradients`; `needs` says which of the tensors need one."""
+        Args:
+            tensors: what it depends on.
+            gradients: returns their gradients; called with the context of the function and the gradient of each result.
+            saved: what `gradients` finds in the context's `saved_tensors`.
+        """
+        return self._apply((result, gradients, saved, False), *tensors)
+
+    def record(self, operands: Any, result: Any) -> Any:
+        """`recorded` with the derivative of the operator, for its operands in order."""
+        places = [k for k, t in enumerate(operands[: self._tensor_count]) if t is not None and t.requires_grad]
+        return self._recorded(self._apply, operands, places, result, False)
+
+    def _recorded(self, apply: Any, operands: Any, places: list[int], result: Any, is_written: bool) -> Any:
+        saved, saved_at, rest = self._kept(operands, [k in places for k in range(self._tensor_count)])
+
+        def gradients(ctx: Any, *grads: Any) -> list[Tensor | None]:
+            needs = [False] * self._count
+            for place, need in zip(places, ctx.needs_input_grad[1:], strict=True):
+                needs[place] = need
+            every = self._all_gradients(saved_at, rest, ctx.saved_tensors if saved_at else (), needs, *grads)
+            return [every[place] for place in places]
+
+        return apply((result, gradients, saved, is_written), *[operands[k] for k in places])
+
+    def _kept(self, operands: Any, needs: Sequence[bool]) -> tuple[list[Tensor], list[int], list[Any]]:
+        """What is kept of the operands for `gradients`: the tensors to save, their places, and the operands with
+        `Unsaved` in place of the other tensors; `needs` says which of the tensors need a gradient."""
         needs = tuple(needs)
         if needs not in self._saved_for:
-            names = self._derivative.values(tuple.__new__(self.record, needs))
-            tensors = [field for field in self.record._fields[: self._tensor_count] if field not in ("plan", "seed")]
-            others = [self._index[field] for field in tensors if field not in names]
+            names = self._derivative.values(tuple.__new__(self.record_type, needs))
+            fields = self.record_type._fields[: self._tensor_count]
+            others = [k for k, field in enumerate(fields) if field not in names and field != "seed"]
             self._saved_for[needs] = [self._index[field] for field in names], others
-        saved, others = self._saved_for[needs]
-        ctx.save_for_backward(*[operands[k] for k in saved])
-        ctx.seed = operands[self._index["seed"]] if "seed" in self._index else None
-        ctx.unsaved = [
-            None if operands[k] is None else Unsaved(operands[k].shape, operands[k].dtype, operands[k].device)
-            for k in others
-        ]
-        ctx.saved_at, ctx.unsaved_at, ctx.numbers = saved, others, operands[self._tensor_count :]
+        saved_at, others = self._saved_for[needs]
+        rest = list(operands)
+        for k in saved_at:
+            rest[k] = None
+        for k in others:
+            if (t := operands[k]) is not None:
+                rest[k] = Unsaved(t.shape, t.dtype, t.device)
+        return [operands[k] for k in saved_at], saved_at, rest
 
-    def _all_gradients(self, ctx: Any, needs: Any, *grads: Any) -> list[Tensor | None]:
-        """The gradients of the operands that `_save` has saved, of those in `needs`, which says whether they are
-        needed."""
-        operands: list[Any] = [None] * self._tensor_count
-        for k, tensor in zip(ctx.saved_at, ctx.saved_tensors, strict=True):
+    def _all_gradients(self, saved_at: Any, rest: Any, saved: Any, needs: Any, *grads: Any) -> list[Tensor | None]:
+        """The gradients of all operands; `needs` says which are needed."""
+        operands = list(rest)
+        for k, tensor in zip(saved_at, saved, strict=True):
             operands[k] = tensor
-        for k, unsaved in zip(ctx.unsaved_at, ctx.unsaved, strict=True):
-            operands[k] = unsaved
-        if ctx.seed is not None:
-            operands[self._index["seed"]] = ctx.seed
-        new = tuple.__new__  # half the time of record(...)
-        record, needed = new(self.record, (*operands, *ctx.numbers)), new(self.record, needs)
+        new = tuple.__new__  # half the time of record_type(...)
         every: list[Tensor | None] = [None] * len(needs)
-        for field, gradient in self._derivative.gradients(record, needed, *grads).items():
+        gradients = self._derivative.gradients(new(self.record_type, operands), new(self.record_type, needs), *grads)
+        for field, gradient in gradients.items():
             every[self._index[field]] = gradient
         return every
 
     def _setup_context(self, ctx: Any, inputs: Any, output: Any) -> None:
-        self._save(ctx, inputs, ctx.needs_input_grad[: self._tensor_count])
+        saved, *ctx.kept = self._kept(inputs, ctx.needs_input_grad[: self._tensor_count])
+        ctx.save_for_backward(*saved)
 
     def _backward(self, ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        return tuple(self._all_gradients(ctx, ctx.needs_input_grad, *grads))
+        return tuple(self._all_gradients(*ctx.kept, ctx.saved_tensors, ctx.needs_input_grad, *grads))
 
     def _autograd_function(self) -> Any:
         """The autograd.Function for calls of this class; register_autograd serves calls of the operator itself."""
 
         class Differentiable(torch.autograd.Function):
-            # No separate setup_context: with one, torch binds the arguments to a signature at each call, which takes 40
-            # microseconds.
+            # Its arguments are the tensors that need a gradient: each argument costs time. No separate setup_context:
+            # with one, torch binds the arguments to a signature at each call, which takes 40 microseconds.
             @staticmethod
-            def forward(ctx: Any, others: tuple[Any, tuple[Any, ...], Any, Any], *tensors: Tensor | None) -> Any:
-                state, numbers, out, result = others
-                operands = tensors + numbers
-                self._save(ctx, operands, ctx.needs_input_grad[1:])
-                if result is None:
-                    result = self(operands, out, state)  # gradients are disabled in here
-                if out is None:
-                    return result
-                ctx.mark_dirty(tensors[0])
-                return tensors[0]
+            def forward(ctx: Any, call: tuple[Any, Any, Sequence[Tensor], bool], *tensors: Tensor) -> Any:
+                result, ctx.gradients, saved, is_written = call
+                if saved:
+                    ctx.save_for_backward(*saved)
+                if is_written:
+                    ctx.mark_dirty(tensors[0])
+                    return tensors[0]
+                return result
 
             @staticmethod
             def backward(ctx: Any, *grads: Any) -> Any:
-                return None, *self._all_gradients(ctx, ctx.needs_input_grad[1:], *grads)
+                return None, *ctx.gradients(ctx, *grads)
 
         return type(f"sinpe_ext_{self.name}", (Differentiable,), {})  # the name that grad_fn shows
-
-
-def apply_of(function: Any) -> Any:
-    """`apply` of an autograd.Function without its check for torch.func, for calls that nothing intercepts."""
-    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
 def one_by_one(operator: Operator, info: Any, in_dims: Any, *operands: Any) -> Any:
@@ -312,9 +340,11 @@ def is_batched(tensor: Tensor | None) -> bool:
 
 
 def _needs_dispatcher(tensor: Tensor) -> bool:
-    """Whether a tensor has what the dispatcher resolves: a subclass, the negative bit, a zero without memory, or a
-    functional tensor."""
-    return type(tensor) not in _PLAIN or tensor.is_neg() or tensor._is_zerotensor() or _is_functional(tensor)
+    """Whether a tensor has what the dispatcher resolves: a subclass, the negative bit, a zero without memory, a
+    functional tensor, or one of autograd.grad(is_grads_batched=True)."""
+    if type(tensor) not in _PLAIN or tensor.is_neg() or tensor._is_zerotensor():
+        return True
+    return _is_functional(tensor) or torch._C._functorch.is_legacy_batchedtensor(tensor)
 
 
 def _nothing(*operands: Any) -> None:

@@ -85,12 +85,19 @@ class TreeSum(NamedTuple):
 
 
 class Add(NamedTuple):
-    """Operands of `add`. The defaults of the fields after plan are those of a plain sum.
+    """Operands of `add`, and of `add_out` except out. The defaults of the fields after plan are those of a plain sum.
 
     Tensors are in canonical form: x (batch, *middle, sequence, channels) or (sequence, channels), positions and
     padding_mask (batch or 1, sequence), start positions (batch or 1, 1). `plan` is a plan packed into int64 words
     (`encodings/plan.py`), in CUDA memory for CUDA tensors, else on the CPU. `drop_threshold` and `rng_offsets` are
     those of `Dropout`.
+
+    With `axis_rows`, the rows of a grid's axes times alpha, `plan` is the packed grid (`operations/grid_rows.py`), x is
+    (*B, points, channels), or (*B, channels, points) for a grid by channels, positions are None, and start and alpha
+    are not used.
+
+    To the first `extra_tokens` rows of the sequence no encoding is added; positions, padding_mask and the points of a
+    grid are those of the rows behind. 0 for a grid by channels, whose last dimension are the points.
     """
 
     x: Tensor
@@ -99,9 +106,11 @@ class Add(NamedTuple):
     padding_mask: Tensor | None = None
     alpha: Tensor | None = None
     seed: Tensor | None = None
+    axis_rows: Tensor | None = None
     start: Size = 0
     positions_are_starts: bool = False
     scale: float = 1.0
+    extra_tokens: Size = 0
     drop_threshold: int = 0
     rng_offsets: Sequence[Size] = ()
 
@@ -123,20 +132,6 @@ class AddBackward(NamedTuple):
     def to_x(self) -> Dropout:
         """Operands of `dropout`, whose result is the first."""
         return Dropout(self.grad, self.seed, self.drop_threshold, self.scale, self.rng_offsets)
-
-
-class AddGrid(NamedTuple):
-    """Operands of `add_grid_out`, except out: `grid` is a grid packed into int64 words, `values` the rows of its axes
-    (`grid_rows.py`), on the device of x; the others are those of `Add`."""
-
-    x: Tensor
-    values: Tensor
-    grid: Tensor
-    padding_mask: Tensor | None = None
-    seed: Tensor | None = None
-    scale: float = 1.0
-    drop_threshold: int = 0
-    rng_offsets: Sequence[Size] = ()
 
 
 class Embed(NamedTuple):

@@ -120,7 +120,7 @@ def is_vmapped() -> bool:
     return any(transform.key() == torch._C._functorch.TransformType.Vmap for transform in transforms)
 
 
-# The conditions of `is_intercepted` except the compiler's, as `csrc/pybind/fast_path/` evaluates them: the functions
+# The conditions of `is_intercepted` except the compiler's, as csrc/pybind/repeat.h evaluates them: the functions
 # with the results they return, and the modules' variables with the values they have, while nothing intercepts the call.
 CONDITIONS = (_modes, 0), (_transforms, False), (_tracing_state, None), (_function_modes, 0)
 VARIABLES = (vars(forward_ad), "_current_level", -1), (vars(functional), "scaled_dot_product_attention", _ATTENTION)

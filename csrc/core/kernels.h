@@ -1,5 +1,4 @@
-// The kernels of one type of device as a table of functions: what its library offers to a caller without torch
-// (pybind/fast_path/).
+// The kernels of one type of device as a table of functions: what its library offers to a caller without torch.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +6,33 @@
 #include "sinpe/sinpe.h"
 
 namespace sinpe {
+
+// dtype of a View: the values of sinpe_dtype, kBool, or kOtherType.
+constexpr int32_t kBool = 5, kOtherType = -1;
+constexpr int32_t kHostMemory = 1, kCudaMemory = 2;  // as DLPack numbers device types
+
+// A tensor as the operators read or write it. All its elements must be within its memory.
+struct View {
+  void* data;
+  int32_t device_type, device;  // device: number of a CUDA device; any for the host
+  int32_t rank, dtype;
+  int64_t sizes[SINPE_MAX_RANK], strides[SINPE_MAX_RANK];  // in elements
+};
+
+// An operand of an operator.
+struct Operand {
+  enum Kind : int32_t { kNone, kTensor, kInt, kFloat, kInts } kind;
+  int32_t count;  // kInts: number of integers
+  union {
+    const View* tensor;
+    int64_t integer;  // also bool, and a dtype as sinpe_dtype
+    double number;
+    const int64_t* integers;
+  };
+};
+
+// The operators of sinpe_ext/records.py; core/operators.h lists their operands.
+enum class Op : int32_t { kTable, kEncode, kAdd, kDropout, kRowDots, kAddBackward, kTreeSum, kEmbed, kEmbedBackward };
 
 // A packed plan or grid in the memory of the device, and the number of channels that its rows must have.
 struct DevicePlan {
@@ -23,28 +49,18 @@ struct DeviceScalars {
   const int64_t* seed;      // null: the arguments' dropout.seed
 };
 
-// The functions are those of sinpe.h, on the current stream of device number `device`, and do not throw. All pointers
-// refer to memory of the device, except to the arguments themselves. is_new: whether the result was allocated for this
-// call.
+// All pointers refer to memory of the device, except to the arguments themselves. No function throws.
 struct Kernels {
   int64_t bytes;         // sizeof(Kernels) in the library; a caller built from other sources refuses the table
   bool in_host_memory;   // whether the operands are in the host's memory, and are read before the functions return
   int64_t max_elements;  // of the result of a call; more are for the general path
   // Whether the functions may be called now; not during the capture of a CUDA graph, which keeps the addresses.
   bool (*is_ready)(int32_t device);
-  sinpe_status (*table)(int32_t device, const DevicePlan& plan, int64_t start, int64_t length, sinpe_dtype dtype,
-                        void* out, int64_t row_stride);
-  sinpe_status (*encode)(int32_t device, const DevicePlan& plan, const void* positions, sinpe_dtype position_dtype,
-                         int64_t count, sinpe_dtype dtype, void* out, int64_t row_stride);
-  sinpe_status (*add)(int32_t device, const DevicePlan& plan, const sinpe_add_arguments& a,
-                      const DeviceScalars& scalars, bool is_new);
-  sinpe_status (*add_grid)(int32_t device, const DevicePlan& grid, const void* values, int64_t n_values,
-                           const sinpe_add_arguments& a, bool is_new);
-  sinpe_status (*dropout)(int32_t device, const sinpe_add_arguments& a, bool is_new);
-  // The gradient of alpha of `add`: a.x is the gradient of the result; writes to *sum. Null on CUDA, where the operators
-  // compute it.
-  sinpe_status (*alpha_gradient)(int32_t device, const DevicePlan& plan, const sinpe_add_arguments& a, double* sum);
-  sinpe_status (*embed)(int32_t device, const DevicePlan& plan, sinpe_embed_arguments* e, const DeviceScalars& scalars);
+  // Runs an operator on the current stream of `device`. operands: those of the operator, then the results, which the
+  // caller has allocated. is_new: whether it did so for this call, so that their pages have not been written.
+  // check_only: do everything up to the first write. Returns null, or an error message that is valid until this
+  // thread's next call.
+  const char* (*run)(Op op, int32_t device, const Operand* operands, int32_t count, bool is_new, bool check_only);
 };
 
 // The kernels of the CPU (cpu/kernels.cpp).

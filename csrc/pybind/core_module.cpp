@@ -1,4 +1,4 @@
-// sinpe_ext._core: the kernels for NumPy arrays, and the fast path for tensors (fast_path/). Depends neither on torch nor
+// sinpe_ext._core: the kernels for NumPy arrays, and the repetition of calls with tensors (repeat.h). Depends neither on torch nor
 // on an OpenMP runtime.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "pybind/fast_path/methods.h"
+#include "pybind/repeat.h"
 #include "sinpe/sinpe.h"
 
 namespace py = pybind11;
@@ -77,6 +77,6 @@ PYBIND11_MODULE(_core, m) {
   m.def("table", &table, py::arg("plan"), py::arg("start"), py::arg("length"), py::arg("dtype"),
         "Rows at plan.start + start + 0 .. length-1.");
   m.def("encode", &encode, py::arg("plan"), py::arg("positions"), py::arg("dtype"), "Rows at given positions.");
-  if (PyModule_AddFunctions(m.ptr(), sinpe_fast_path::methods) != 0) throw py::error_already_set();
+  if (PyModule_AddFunctions(m.ptr(), sinpe_repeat::methods) != 0) throw py::error_already_set();
   m.def("isa", [] { return std::string(sinpe_isa()); }, "Instruction set of the kernels in use.");
 }

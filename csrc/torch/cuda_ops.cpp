@@ -2,7 +2,6 @@
 // are on one device, including the plan; the host does not read them and does not wait for the device.
 //
 // With SINPE_EMULATED, launches are loops on the CPU (cuda/launch.h): the same binding, for tensors on the CPU.
-#include "core/dtype.h"
 #include "cuda/launchers.h"
 #include "torch/operators.h"
 
@@ -17,6 +16,7 @@
 namespace {
 
 using namespace sinpe_torch;
+using sinpe::Arguments;
 namespace cuda = sinpe::cuda;
 
 #ifndef SINPE_EMULATED
@@ -42,154 +42,80 @@ cuda::Stream current_stream(int32_t device_index) {
 
 #endif
 
-void check_launch(sinpe_status status) {
-  if (status == SINPE_LAUNCH_FAILED) throw_error(sinpe::status_text(status), ": ", cuda::launch_error());
-  check_status(status);
-}
-
+// The operators on CUDA (core/operators.h).
 struct Call {
-  Device device;
+  static constexpr bool kReadsMemory = false;
 #ifndef SINPE_EMULATED
+  static constexpr int32_t kDeviceType = sinpe::kCudaMemory;
+  int32_t device;
   torch::stable::accelerator::DeviceGuard guard;
   cuda::Stream stream;
-  Call(const char* name, const Tensor& t) : Call(cuda_device(name, t)) {}
-  explicit Call(const Device& on) : device(on), guard(on.index), stream(current_stream(on.index)) {
-    check_launch(cuda::use_device(on.index));
-  }
-
-  static Device cuda_device(const char* name, const Tensor& t) {
-    const Device device = Device::of(t);
-    if (device.type != aoti_torch_device_type_cuda()) {
-      throw_error(name, ": expected a tensor on cuda, as another operand is, got one on ", device.text(),
-                  "; move it there");
-    }
-    return device;
+  explicit Call(int32_t index) : device(index), guard(index), stream(current_stream(index)) {
+    check(cuda::use_device(index));
   }
 #else
+  static constexpr int32_t kDeviceType = sinpe::kHostMemory;
+  int32_t device;
   cuda::Stream stream = nullptr;
-  Call(const char* name, const Tensor& t) : device(Device::cpu()) { device.expect(name, t); }
-  explicit Call(const Device&) : device(Device::cpu()) {}
+  explicit Call(int32_t index) : device(index) {}
 #endif
-  cuda::DeviceScalars scalars{};
 
-  Tensor register_output(Tensor out) const { return out; }
-
-  // The contents are checked on the device.
-  cuda::DevicePlan plan(const Tensor& plan, int64_t dim, const char* name = "plan") const {
-    const PackedArray packed_plan(device, plan, name);
-    return {packed_plan.data, packed_plan.size, dim};
+  static void check(sinpe_status status) {
+    expect(status != SINPE_LAUNCH_FAILED, sinpe::status_text(status), ": ", cuda::launch_error());
+    sinpe::check_status(status);
   }
-  void expect_dim(const cuda::DevicePlan&, int64_t dim) const {
-    expect(dim >= 1, "dim: expected 1 or more, got ", dim);
-  }
+  static void register_output(const void*, int64_t) {}
 
-  // Scalars on the device are read by the kernel.
-  void set_alpha(const Optional& alpha, sinpe_add_arguments* a) {
-    if (is_host_number(alpha)) {
-      sinpe_dtype dtype;
-      const void* number = alpha_of(Device::cpu(), alpha, &dtype);
-      a->alpha = sinpe::value_of(number, dtype);
-    } else {
-      scalars.alpha = alpha_of(device, alpha, &scalars.alpha_dtype);
+  // The contents of operands are checked on the device.
+  static int64_t dim_of(const cuda::DevicePlan& plan) { return plan.dim; }
+  static sinpe_status examine(Op, const Arguments*) { return SINPE_OK; }
+
+  sinpe_status run(Op op, const Arguments* g) const {
+    const cuda::DevicePlan& plan = g->plan;
+    const cuda::DeviceScalars& s = g->scalars;
+    const sinpe_add_arguments& a = g->embed.add;
+    const sinpe_embed_backward_arguments& b = g->embed_backward;
+    const View* axis_rows = g->axis_rows;
+    switch (op) {
+      case Op::kTable: return cuda::table(plan, a.start, a.sizes[0], a.dtype, a.out, a.out_strides[0], stream);
+      case Op::kEncode:
+        return cuda::encode(plan, a.positions, a.position_dtype, a.sizes[0], a.dtype, a.out, a.out_strides[0], stream);
+      case Op::kAdd:
+        if (axis_rows == nullptr) return cuda::add(plan, a, s, stream);
+        return cuda::add_grid(plan, axis_rows->data, axis_rows->sizes[0], a, s, stream);
+      case Op::kDropout: return cuda::dropout(a, s, stream);
+      case Op::kRowDots:
+        return cuda::row_dots(plan, a, g->angular_frequencies, memory(cuda::row_dots_scratch(a)).mutable_data_ptr(), s,
+                              stream);
+      case Op::kAddBackward:
+        return cuda::add_backward(plan, a, g->dots, memory(cuda::row_dots_scratch(a)).mutable_data_ptr(), s, stream);
+      case Op::kTreeSum:
+        return cuda::tree_sum(static_cast<const double*>(a.x), a.sizes[0], static_cast<double*>(a.out),
+                              memory(cuda::tree_sum_scratch(a.sizes[0])).mutable_data_ptr(), stream);
+      case Op::kEmbed: return cuda::embed(plan, g->embed, s, stream);
+      case Op::kEmbedBackward:  // without memory for the ids, which may be expanded
+        if (b.num_embeddings == 0 || b.sizes[b.rank - 1] == 0) return SINPE_OK;
+        return cuda::embed_backward(b, memory(cuda::embed_backward_scratch(b)).mutable_data_ptr(), s, stream);
     }
-  }
-  void set_seed(const Optional& seed, int64_t drop_threshold, sinpe_dropout_arguments* d) {
-    if (is_host_number(seed)) {
-      d->seed = *seed_of(Device::cpu(), seed, drop_threshold);
-    } else {
-      scalars.seed = seed_of(device, seed, drop_threshold);
-    }
+    return SINPE_BAD_ARGUMENT;
   }
 
   // Memory from PyTorch's caching allocator; `bytes` must be a multiple of 8.
-  Tensor memory(int64_t bytes) const { return new_dense(device, {bytes / 8}, SINPE_FLOAT64); }
-
-  void table(const cuda::DevicePlan& plan, int64_t start, int64_t length, sinpe_dtype dtype, void* out,
-             int64_t stride) const {
-    check_launch(cuda::table(plan, start, length, dtype, out, stride, stream));
-  }
-  void encode(const cuda::DevicePlan& plan, const void* positions, sinpe_dtype position_dtype, int64_t count,
-              sinpe_dtype dtype, void* out, int64_t stride) const {
-    check_launch(cuda::encode(plan, positions, position_dtype, count, dtype, out, stride, stream));
-  }
-  void add(const cuda::DevicePlan& plan, const sinpe_add_arguments& a) const {
-    check_launch(cuda::add(plan, a, scalars, stream));
-  }
-  void add_grid(const cuda::DevicePlan& grid, const void* values, int64_t n_values,
-                const sinpe_add_arguments& a) const {
-    check_launch(cuda::add_grid(grid, values, n_values, a, scalars, stream));
-  }
-  void dropout(const sinpe_add_arguments& a) const { check_launch(cuda::dropout(a, scalars, stream)); }
-  void row_dots(const cuda::DevicePlan& plan, const sinpe_add_arguments& a, const double* angular_frequencies) const {
-    Tensor scratch = memory(cuda::row_dots_scratch(a));
-    check_launch(cuda::row_dots(plan, a, angular_frequencies, scratch.mutable_data_ptr(), scalars, stream));
-  }
-  void add_backward(const cuda::DevicePlan& plan, const sinpe_add_arguments& a, double* dots) const {
-    Tensor scratch = memory(cuda::row_dots_scratch(a));
-    check_launch(cuda::add_backward(plan, a, dots, scratch.mutable_data_ptr(), scalars, stream));
-  }
-  void tree_sum(const double* terms, int64_t n, double* out) const {
-    Tensor scratch = memory(cuda::tree_sum_scratch(n));
-    check_launch(cuda::tree_sum(terms, n, out, scratch.mutable_data_ptr(), stream));
-  }
-  void embed(const cuda::DevicePlan& plan, const sinpe_embed_arguments& e) const {
-    check_launch(cuda::embed(plan, e, scalars, stream));
-  }
-  void embed_backward(const sinpe_embed_backward_arguments& b) const {
-    if (b.num_embeddings == 0 || b.sizes[b.rank - 1] == 0) return;  // no memory for the ids, which may be expanded
-    Tensor scratch = memory(cuda::embed_backward_scratch(b));
-    check_launch(cuda::embed_backward(b, scratch.mutable_data_ptr(), scalars, stream));
+  Tensor memory(int64_t bytes) const {
+    return new_tensor({nullptr, kDeviceType, device, 1, SINPE_FLOAT64, {bytes / 8}, {1}});
   }
 };
 
-// The table of core/kernels.h.
-
-template <class Launch>
-sinpe_status launched(int32_t device, const Launch& launch) {
+bool is_ready(int32_t device) {
   try {
-    const Call call(Device{aoti_torch_device_type_cuda(), device});
-    return launch(call.stream);
+    return !cuda::is_capturing(Call(device).stream);
   } catch (...) {  // the caller then takes the general path, which raises the error
-    return SINPE_LAUNCH_FAILED;
+    return false;
   }
 }
 
-const sinpe::Kernels kernels{
-    sizeof(sinpe::Kernels),
-    /*in_host_memory=*/false,
-    int64_t{1} << 31,
-    [](int32_t device) {
-      return launched(device, [](cuda::Stream stream) {
-               return cuda::is_capturing(stream) ? SINPE_LAUNCH_FAILED : SINPE_OK;
-             }) == SINPE_OK;
-    },
-    [](int32_t device, const sinpe::DevicePlan& plan, int64_t start, int64_t length, sinpe_dtype dtype, void* out,
-       int64_t row_stride) {
-      return launched(device, [&](cuda::Stream stream) {
-        return cuda::table(plan, start, length, dtype, out, row_stride, stream);
-      });
-    },
-    [](int32_t device, const sinpe::DevicePlan& plan, const void* positions, sinpe_dtype position_dtype, int64_t count,
-       sinpe_dtype dtype, void* out, int64_t row_stride) {
-      return launched(device, [&](cuda::Stream stream) {
-        return cuda::encode(plan, positions, position_dtype, count, dtype, out, row_stride, stream);
-      });
-    },
-    [](int32_t device, const sinpe::DevicePlan& plan, const sinpe_add_arguments& a, const sinpe::DeviceScalars& scalars,
-       bool) { return launched(device, [&](cuda::Stream stream) { return cuda::add(plan, a, scalars, stream); }); },
-    [](int32_t device, const sinpe::DevicePlan& grid, const void* values, int64_t n_values,
-       const sinpe_add_arguments& a, bool) {
-      return launched(device,
-                      [&](cuda::Stream stream) { return cuda::add_grid(grid, values, n_values, a, {}, stream); });
-    },
-    [](int32_t device, const sinpe_add_arguments& a, bool) {
-      return launched(device, [&](cuda::Stream stream) { return cuda::dropout(a, {}, stream); });
-    },
-    /*alpha_gradient=*/nullptr,
-    [](int32_t device, const sinpe::DevicePlan& plan, sinpe_embed_arguments* e, const sinpe::DeviceScalars& scalars) {
-      return launched(device, [&](cuda::Stream stream) { return cuda::embed(plan, *e, scalars, stream); });
-    },
-};
+const sinpe::Kernels kTable{sizeof(sinpe::Kernels), /*in_host_memory=*/false, /*max_elements=*/int64_t{1} << 31,
+                            is_ready, sinpe::run_operator<Call>};
 
 std::string cuda_arithmetic() { return cuda::arithmetic(); }
 
@@ -199,9 +125,10 @@ std::string cpu_isa() { return "emulated"; }
 
 }  // namespace
 
-extern "C" SINPE_API const sinpe::Kernels* sinpe_kernels() { return &kernels; }
+const sinpe::Kernels& sinpe_torch::kernels() { return kTable; }
+extern "C" SINPE_API const sinpe::Kernels* sinpe_kernels() { return &kTable; }
 
-STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, SINPE_CUDA_KEY, m) { Operators<Call>::implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, SINPE_CUDA_KEY, m) { implement(m); }
 
 STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, CompositeExplicitAutograd, m) {
   m.impl("cuda_arithmetic", TORCH_BOX(&cuda_arithmetic));

@@ -23,7 +23,6 @@ from .sources import BuildUnavailable
 SETTINGS = ("auto", "compiled", "eager")
 DISPATCH_KEYS = {"cpu": "CPU", "cuda": "CUDA"}  # the devices for which there are kernels
 DLPACK_DEVICES = {"cpu": 1, "cuda": 2}  # DLDeviceType
-FAST_FUNCTIONS = "add", "embed", "table", "encode", "dropout", "alpha_gradient"  # operations/fast_path.py
 OPS = "sinpe_ext"
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -48,7 +47,7 @@ class DeviceBackend:
 _lock = threading.RLock()
 _setting: str | None = None  # None: SINPE_EXT_BACKEND decides
 _backends: dict[str, DeviceBackend] = {}  # device type -> result of loading, independent of the setting
-set_up_fast_path: Callable[[Any], bool] | None = None  # of operations/fast_path.py: whether _core can be used
+set_up_repetition: Callable[[Any], bool] | None = None  # of operations/repetition.py: whether _core can be used
 
 
 class DeviceTypes(dict[str, bool]):
@@ -59,17 +58,24 @@ class DeviceTypes(dict[str, bool]):
         return answer
 
 
-class FastFunctions(dict[str, Callable[..., Any]]):
-    """Name in FAST_FUNCTIONS -> the function of the module `_core`, or one that returns None if that cannot be used."""
-
-    def __missing__(self, name: str) -> Callable[..., Any]:
-        module = fast_path_module()
-        function = self[name] = _unsupported if module is None else getattr(module, f"fast_{name}")
-        return function
-
-
 uses_kernels = DeviceTypes()
-fast_functions = FastFunctions()
+
+
+def _find_repeat(function: int, arguments: tuple[Any, ...]) -> Any:
+    """`repeat` before its first call: finds the module _core."""
+    global repeat, keep
+    module = _repetition_module()
+    repeat, keep = (_repeat_nothing, None) if module is None else (module.repeat, module.keep)
+    return repeat(function, arguments)
+
+
+def _repeat_nothing(function: int, arguments: tuple[Any, ...]) -> None:
+    """`repeat` without the module _core."""
+
+
+# Of _core (csrc/pybind/repeat.h): `repeat` returns the result of a call that is like one that `keep` has kept, or None.
+repeat: Callable[[int, tuple[Any, ...]], Any] = _find_repeat
+keep: Callable[..., bool] | None = None
 
 
 def _new_lock_after_fork() -> None:
@@ -155,9 +161,9 @@ class use_backend:
 
 def _set(name: str | None) -> None:
     """Sets the backend and forgets what was determined under the previous setting."""
-    global _setting, uses_kernels, fast_functions
-    # New dicts: a thread that is still determining something under the old setting writes to the old ones.
-    _setting, uses_kernels, fast_functions = name, DeviceTypes(), FastFunctions()
+    global _setting, uses_kernels, repeat, keep
+    # A new dict: a thread that is still determining something under the old setting writes to the old one.
+    _setting, uses_kernels, repeat, keep = name, DeviceTypes(), _find_repeat, None
 
 
 def _is_compiled(device_type: str) -> bool:
@@ -348,18 +354,17 @@ def backends() -> dict[str, DeviceBackend]:
     return dict(_backends)
 
 
-def fast_path_module() -> Any:
-    """The module _core for calls without the general path, or None if it cannot be used.
+def _repetition_module() -> Any:
+    """The module _core, which has forgotten all calls, or None if it cannot be used.
 
     It can be used if the compiled backend serves the CPU, not with a library compiled on first use, and
-    `set_up_fast_path(module)` returns True.
+    `set_up_repetition(module)` returns True.
     """
     module: Any = core_module()[0] if compiled("cpu") and resolve("cpu").how != "jit" else None
-    return module if module is not None and set_up_fast_path is not None and set_up_fast_path(module) else None
-
-
-def _unsupported(*arguments: object) -> None:
-    """In place of a function of _core: it supports no call."""
+    if module is None or set_up_repetition is None or not set_up_repetition(module):
+        return None
+    module.forget()
+    return module
 
 
 def core_module() -> tuple[object | None, str]:

@@ -44,7 +44,7 @@ def shard_start(length: int, mesh: DeviceMesh, mesh_dim: int | str | None = None
         TypeError, ValueError for arguments of the wrong type or value; RuntimeError in a process that is not part of
         the mesh.
     """
-    return _run(values.length(length), mesh, mesh_dim)[0]
+    return chunk(values.length(length), *_ranks_and_rank(mesh, mesh_dim))[0]
 
 
 def shard_positions(
@@ -65,7 +65,7 @@ def shard_positions(
     Raises:
         as `shard_start`; ValueError for positions beyond int64.
     """
-    first, count = _run(values.length(length), mesh, mesh_dim)
+    first, count = chunk(values.length(length), *_ranks_and_rank(mesh, mesh_dim))
     begin = values.start(start) + first
     values.position_range(begin, count)
     return torch.arange(begin, begin + count, device=_device(mesh, device))
@@ -103,7 +103,7 @@ def context_parallel_positions(
         ValueError for a length that is not such a multiple; otherwise as `shard_positions`.
     """
     length = values.length(length)
-    rank, ranks = _rank_and_size(mesh, mesh_dim)
+    ranks, rank = _ranks_and_rank(mesh, mesh_dim)
     if length % ranks:
         raise ValueError(
             f"length: expected a multiple of {ranks}, the ranks of the mesh, got {length}; pad the sequence to one"
@@ -118,13 +118,9 @@ def context_parallel_positions(
     first = values.start(start)
     values.position_range(first, length)
     where = _device(mesh, device)
-    if not load_balance:
-        each = length // ranks
-        return torch.arange(first + rank * each, first + (rank + 1) * each, device=where)
-    each = length // (2 * ranks)
-    return torch.cat(
-        [torch.arange(first + k * each, first + (k + 1) * each, device=where) for k in (rank, 2 * ranks - 1 - rank)]
-    )
+    chunks = (rank, 2 * ranks - 1 - rank) if load_balance else (rank,)
+    each = length // (ranks * len(chunks))
+    return torch.cat([torch.arange(first + k * each, first + (k + 1) * each, device=where) for k in chunks])
 
 
 def agreed_seed(mesh: DeviceMesh, seed: int | Tensor | torch.Generator | None = None, *, device: Any = None) -> Tensor:
@@ -144,15 +140,21 @@ def agreed_seed(mesh: DeviceMesh, seed: int | Tensor | torch.Generator | None = 
     """
     from . import dtensor
 
-    _mesh(mesh)
     _coordinate(mesh)
     where = _device(mesh, device)
     return dtensor.agreed_seed(checks.seed(seed, where), mesh, where)
 
 
-def _rank_and_size(mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:
-    """(rank, ranks): the index of this process along a dimension of the mesh, and the size of the dimension."""
-    _mesh(mesh)
+def chunk(length: int, ranks: int, rank: int) -> tuple[int, int]:
+    """First row and number of rows of a rank, of `length` rows, with the sizes of torch.chunk."""
+    each = -(-length // ranks)
+    first = min(each * rank, length)
+    return first, min(each, length - first)
+
+
+def _ranks_and_rank(mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:
+    """The size of a dimension of the mesh, and the index of this process along it."""
+    coordinate = _coordinate(mesh)
     if mesh_dim is None:
         if mesh.ndim != 1:
             raise ValueError(f"mesh_dim: expected one of the {mesh.ndim} dimensions of the mesh, got None; pass it")
@@ -164,31 +166,19 @@ def _rank_and_size(mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:
         at = names.index(mesh_dim)
     else:
         at = integer("mesh_dim", mesh_dim, -mesh.ndim, mesh.ndim - 1, "pass a dimension of the mesh") % mesh.ndim
-    return _coordinate(mesh)[at], mesh.size(at)
+    return mesh.size(at), coordinate[at]
 
 
-def _coordinate(mesh: DeviceMesh) -> Sequence[int]:
-    """The index of this process along each dimension of the mesh. Raises RuntimeError if it is not part of the mesh."""
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
-        raise RuntimeError("mesh: expected this process to be part of it, got one that is not; call it in the others")
-    return coordinate
-
-
-def _mesh(mesh: Any) -> None:
-    """Raises TypeError if an argument is not a DeviceMesh."""
+def _coordinate(mesh: Any) -> Sequence[int]:
+    """The index of this process along each dimension of a mesh."""
     from torch.distributed.device_mesh import DeviceMesh
 
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"mesh: expected a DeviceMesh, got {type(mesh).__name__}; pass init_device_mesh(...)")
-
-
-def _run(length: int, mesh: Any, mesh_dim: int | str | None) -> tuple[int, int]:
-    """(first row, number of rows) of this process, for the chunks of torch.chunk."""
-    from .dtensor import chunk
-
-    rank, ranks = _rank_and_size(mesh, mesh_dim)
-    return chunk(length, ranks, rank)
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise RuntimeError("mesh: expected this process to be part of it, got one that is not; call it in the others")
+    return coordinate
 
 
 def _device(mesh: DeviceMesh, device: Any) -> torch.device:

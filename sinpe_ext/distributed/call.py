@@ -1,4 +1,8 @@
-"""One call of `add` or `embed` with DTensors: the same call on this rank's shard, and the result as a DTensor."""
+"""One call of `add` or `embed` with DTensors: the same call on this rank's shard, and the result as a DTensor.
+
+In a process that is not part of the mesh there is no call: as in torch's own operations the result is empty, and the
+other arguments are not checked.
+"""
 
 from __future__ import annotations
 
@@ -8,81 +12,77 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from ..operations import checks, memory
-from ..operations.add import AddArguments, Addition, SequenceAdd
-from ..operations.embed import EmbedArguments, EmbedCall
+from ..operations import checks, layout, memory
+from ..operations.add import AddArguments, CheckedAdd, check_add
+from ..operations.embed import CheckedEmbed, EmbedArguments, check_embed
 from . import dtensor
-from .grid import local_call
-
-
-class _OutsideMesh:
-    """The call in a process that is not part of the mesh. As in torch's own operations, its result is empty, and its
-    other arguments are not checked."""
-
-    def needs_grad(self, *others: Tensor) -> bool:
-        return torch.is_grad_enabled() and any(t.requires_grad for t in others)
 
 
 class ShardedAdd:
-    """`add` of a DTensor, with the methods of Addition.
+    """`add` of a DTensor, with the methods of CheckedAdd.
 
     Attributes:
         original: x of the caller.
         x: x with Shard and Replicate placements only.
-        local: the call on this rank's shard.
+        call: the call on this rank's shard.
     """
 
-    local: Addition | _OutsideMesh
+    call: CheckedAdd | None = None
 
     def __init__(self, arguments: AddArguments) -> None:
-        x: DTensor = arguments.x
+        x = self.original = arguments.x
         checks.check_x(x)
-        self.original = x
         dtensor.check_part("x", x)
-        self.x = dtensor.plain_shards(x)
+        self.x: DTensor = dtensor.plain_shards(x)
         dtensor.equal_in_graph("x", self.x)
-        self.layout = dtensor.layout(x.device_mesh, self.x.placements, x.shape)
-        if dtensor.is_outside(x.device_mesh):
-            self.local = _OutsideMesh()
-            return
-        part = self.x.to_local(grad_placements=self.x.placements)
-        if arguments.is_sequence():
-            self.local = self._sequence(arguments, part)
-        else:
-            self.local = local_call(arguments._replace(x=self.x), part, self.layout)
+        self.sharding = dtensor.sharding(x.device_mesh, self.x.placements, x.shape)
+        if not dtensor.is_outside(x.device_mesh):
+            part = self.x.to_local(grad_placements=self.x.placements)
+            companions = self._of_sequence if arguments.is_sequence() else self._of_grid
+            local = companions(arguments._replace(x=self.x), part.device)
+            self.call = check_add(local._replace(x=part), self.sharding.part)
 
-    def _sequence(self, arguments: AddArguments, part: Tensor) -> SequenceAdd:
-        """The call on this rank's shard for a one-dimensional encoding."""
-        x, rank = self.x, self.x.dim()
-        rows_at = checks.axis("seq_dim", arguments.seq_dim, rank)
-        channels_at = checks.axis("channel_dim", arguments.channel_dim, rank)
-        batch_at = next((d for d in range(rank) if d not in (rows_at, channels_at)), None)
-        of = checks.Target("x", x.shape, x.device, 1 if batch_at is None else x.shape[batch_at], x.shape[rows_at])
-        arguments = dtensor.companions(self.layout, of, batch_at, rows_at, arguments)
-        seed = dtensor.seed_of_all(arguments.seed, arguments.dropout, self.layout, part.device)
-        arguments = arguments._replace(x=part, seq_dim=rows_at, channel_dim=channels_at, seed=seed)
-        return SequenceAdd(arguments, self.layout.part)
+    def _of_sequence(self, arguments: AddArguments, device: torch.device) -> AddArguments:
+        """The arguments for this rank's shard of a sequence."""
+        return dtensor.companions(self.sharding, layout.of_x(arguments), arguments, device)
+
+    def _of_grid(self, arguments: AddArguments, device: torch.device) -> AddArguments:
+        """The arguments for this rank's samples or channels of a grid, or of a sequence with extra tokens."""
+        sharding, names = self.sharding, ("positions", "start", "alpha", "padding_mask")
+        arguments = arguments._replace(**{name: sharding.local(name, getattr(arguments, name), {}) for name in names})
+        arguments = arguments._replace(seed=dtensor.seed_of_all(arguments.seed, arguments.dropout, sharding, device))
+        whole = check_add(arguments).sum
+        for placement in sharding.placements:
+            if isinstance(placement, Shard) and placement.dim in whole.layout.rows_at:
+                raise ValueError(
+                    "x: expected the whole grid (or sequence with extra_tokens) on every rank, got a DTensor that is "
+                    f"sharded along dimension {placement.dim} of shape {tuple(self.x.shape)}; shard its samples or "
+                    "channels, or call add on x.to_local() with the positions of its rows"
+                )
+        own = slice(None)
+        if whole.layout.batch_at:
+            first = sharding.part.first[whole.layout.batch_at[0]]
+            own = slice(first, first + sharding.sizes[whole.layout.batch_at[0]])
+        checked = {"positions": whole.positions, "start": whole.positions, "padding_mask": whole.padding_mask}
+        have_samples = [name for name, t in checked.items() if t is not None and t.shape[0] > 1]
+        given = {name: getattr(arguments, name) for name in have_samples}
+        return arguments._replace(**{name: t[own] for name, t in given.items() if isinstance(t, Tensor)})
 
     def result(self) -> Tensor:
         """`add`, differentiable."""
-        if isinstance(self.local, _OutsideMesh):
-            return self.x.clone()
-        return self.layout.result(self.local.result(), self.x.shape, self.x)
-
-    def needs_grad(self, *others: Tensor) -> bool:
-        return self.local.needs_grad(*others)
+        return self.x.clone() if self.call is None else self.sharding.result(self.call.result(), self.x.shape, self.x)
 
     def result_in_place(self) -> Tensor:
         """`add_`, differentiable."""
         memory.in_place(self.original)
         self._same_places("x", self.original)
-        if isinstance(self.local, _OutsideMesh):
+        if self.call is None:
             return self.original
-        self.local.check_disjoint(self.local.x)
-        if self.needs_grad(self.original):
+        self.call.check_disjoint(self.call.x)
+        if self._needs_grad(self.original):
             return self.original.copy_(self.result())
         with torch.no_grad():
-            self.local.write_to(self.local.x)
+            self.call.write_to(self.call.x)
         return _written(self.original)
 
     def result_into(self, out: Any) -> Tensor:
@@ -92,19 +92,24 @@ class ShardedAdd:
         if out.shape != self.x.shape:
             raise ValueError(f"out: expected shape {tuple(self.x.shape)}, got {tuple(out.shape)}; pass empty_like(x)")
         self._same_places("out", out)
-        if isinstance(self.local, _OutsideMesh):
+        if self.call is None:
             return out
         dtensor.check_part("out", out)
-        memory.refuse_gradient(self.needs_grad(self.x) or out.requires_grad)
+        if self._needs_grad(out):
+            memory.refuse_gradient()
         with torch.no_grad():
-            self.local.result_into(out.to_local())
+            self.call.result_into(out.to_local())
         return _written(out)
+
+    def _needs_grad(self, written: Tensor) -> bool:
+        needs_grad = self.call is not None and self.call.sum.needs_grad
+        return torch.is_grad_enabled() and (needs_grad or self.x.requires_grad or written.requires_grad)
 
     def _same_places(self, name: str, t: DTensor) -> None:
         """Raises ValueError if a DTensor that is written to has another mesh or other placements than x."""
-        if t.device_mesh != self.x.device_mesh or tuple(t.placements) != self.layout.placements:
+        if t.device_mesh != self.x.device_mesh or tuple(t.placements) != self.sharding.placements:
             raise ValueError(
-                f"{name}: expected placements {self.layout.placements} on the mesh of x to write to, got "
+                f"{name}: expected placements {self.sharding.placements} on the mesh of x to write to, got "
                 f"{tuple(t.placements)} on {t.device_mesh}; redistribute it first"
             )
 
@@ -117,12 +122,12 @@ def _written(t: Tensor) -> Tensor:
 
 
 class ShardedEmbed:
-    """`embed` of DTensors, with the methods of EmbedCall.
+    """`embed` of DTensors, with the method of CheckedEmbed.
 
     ids may be sharded, and weight by its channels; ids is replicated over mesh dimensions that shard weight.
     """
 
-    local: EmbedCall | _OutsideMesh
+    call: CheckedEmbed | None = None
 
     def __init__(self, arguments: EmbedArguments) -> None:
         ids, weight = arguments.ids, arguments.weight
@@ -138,32 +143,20 @@ class ShardedEmbed:
         ids = dtensor.plain_shards(dtensor.on_mesh("ids", checks.ids(ids, weight), mesh))
         if arguments.sparse:
             raise ValueError("sparse: expected False for DTensors, which have no sparse gradients, got True")
-        rank = ids.dim()
-        rows_at = checks.axis("seq_dim", arguments.seq_dim, rank, "ids")
-        batch_at = next((d for d in range(rank) if d != rows_at), None)
-        both = list(zip(ids.placements, weight.placements, strict=True))
-        ids = ids.redistribute(placements=[Replicate() if isinstance(w, Shard) else p for p, w in both])
-        placements: list[Placement] = [
-            Shard(rank) if isinstance(w, Shard) else p for p, w in zip(ids.placements, weight.placements, strict=True)
-        ]
-        shape = (*ids.shape, weight.shape[1])
-        self.layout = dtensor.layout(mesh, placements, shape)
+        rank, shards_weight = ids.dim(), [isinstance(p, Shard) for p in weight.placements]
+        whole = layout.of_ids(ids, weight.shape[1], arguments.seq_dim)
+        both = list(zip(ids.placements, shards_weight, strict=True))
+        ids = ids.redistribute(placements=[Replicate() if of_weight else p for p, of_weight in both])
+        placements: list[Placement] = [Shard(rank) if of_weight else p for p, of_weight in both]
+        self.sharding = dtensor.sharding(mesh, placements, whole.shape)
         dtensor.equal_in_graph("ids", ids)
-        if dtensor.is_outside(mesh):
-            self.local = _OutsideMesh()
-            self.nothing = weight.to_local().new_empty(0)
-            return
-        of = checks.Target(
-            "ids", ids.shape, ids.device, 1 if batch_at is None else ids.shape[batch_at], ids.shape[rows_at]
-        )
-        arguments = dtensor.companions(self.layout, of, batch_at, rows_at, arguments)
-        part = self.layout.local("weight", weight, {rank: 1})
-        seed = dtensor.seed_of_all(arguments.seed, arguments.dropout, self.layout, part.device)
-        arguments = arguments._replace(ids=ids.to_local(), weight=part, seed=seed, seq_dim=rows_at)
-        self.local = EmbedCall(arguments, self.layout.part)
+        self.weight = weight
+        if not dtensor.is_outside(mesh):
+            local = dtensor.companions(self.sharding, whole, arguments, ids.device)
+            part = self.sharding.local("weight", weight, {rank: 1})
+            self.call = check_embed(local._replace(ids=ids.to_local(), weight=part), self.sharding.part)
 
     def result(self) -> Tensor:
         """`embed`, differentiable."""
-        if isinstance(self.local, _OutsideMesh):
-            return self.layout.result(self.nothing, self.layout.part.shape)
-        return self.layout.result(self.local.result(), self.layout.part.shape)
+        local = self.weight.to_local().new_empty(0) if self.call is None else self.call.result()
+        return self.sharding.result(local, self.sharding.part.shape)

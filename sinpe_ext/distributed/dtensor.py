@@ -18,10 +18,11 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from ..encodings import values
 from ..encodings.values import strided_tensor
 from ..operations import checks, dropout
-from ..operations.add import Part
+from ..operations.layout import Layout, Part
+from . import chunk
 
 
-class Layout(NamedTuple):
+class Sharding(NamedTuple):
     """Where this rank's shard of a DTensor lies.
 
     Attributes:
@@ -84,8 +85,8 @@ class _Join(torch.autograd.Function):
         return mine, None, None, None, None
 
 
-def layout(mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]) -> Layout:
-    """The layout of this rank's shard of a tensor of `shape`, with the sizes of torch.chunk along each dimension."""
+def sharding(mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]) -> Sharding:
+    """Where this rank's shard of a tensor of `shape` lies, with the sizes of torch.chunk along each dimension."""
     first, sizes = [0] * len(shape), list(shape)
     coordinate = mesh.get_coordinate()
     if not torch.compiler.is_compiling() and any(type(k) is not int for k in coordinate or ()):
@@ -100,7 +101,7 @@ def layout(mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[in
             rank = mesh.size(k) if coordinate is None else coordinate[k]
             at, sizes[d] = chunk(sizes[d], mesh.size(k), rank)
             first[d] += at
-    return Layout(mesh, tuple(placements), Part(tuple(shape), tuple(first)), tuple(sizes))
+    return Sharding(mesh, tuple(placements), Part(tuple(shape), tuple(first)), tuple(sizes))
 
 
 def is_outside(mesh: DeviceMesh) -> bool:
@@ -119,7 +120,7 @@ def check_part(name: str, t: DTensor) -> None:
         return
     if not any(isinstance(p, Shard) for p in places) or not all(type(p) in (Shard, Replicate, Partial) for p in places):
         return  # replicated, or placements that redistribute converts first
-    expected = layout(t.device_mesh, places, t.shape).sizes
+    expected = sharding(t.device_mesh, places, t.shape).sizes
     with torch.no_grad():
         got = tuple(t.to_local().shape)
     if got != expected:
@@ -150,13 +151,6 @@ def equal_in_graph(name: str, t: DTensor) -> None:
             sizes[placement.dim] //= ranks
 
 
-def chunk(length: int, ranks: int, rank: int) -> tuple[int, int]:
-    """First row and number of rows of a rank, of `length` rows, with the sizes of torch.chunk."""
-    each = -(-length // ranks)
-    first = min(each * rank, length)
-    return first, min(each, length - first)
-
-
 def plain_shards(t: DTensor) -> DTensor:
     """Redistributes to Shard and Replicate placements only: reduces Partial ones and undoes strided sharding."""
     wanted = [p if type(p) is Shard else Replicate() for p in t.placements]
@@ -181,16 +175,16 @@ def on_mesh(name: str, value: Tensor, mesh: DeviceMesh) -> DTensor:
     return value
 
 
-def seed_of_all(seed: Any, dropout: Any, layout: Layout, device: torch.device) -> Any:
+def seed_of_all(seed: Any, dropout: Any, of: Sharding, device: torch.device) -> Any:
     """The seed for the calls of all ranks; drawn by the first rank if none was given and dropout is random.
 
     Called before any check of a rank's own values, so that a rank that raises leaves no other rank waiting.
     """
     seed = checks.seed(seed, device)
     is_drawn = seed is None or isinstance(seed, torch.Generator)
-    if not is_drawn or not 0 < values.drop_threshold(dropout) < values.DROP_UNIT or 0 in layout.part.shape:
+    if not is_drawn or not 0 < values.drop_threshold(dropout) < values.DROP_UNIT or 0 in of.part.shape:
         return seed
-    return agreed_seed(seed, layout.mesh, device)
+    return agreed_seed(seed, of.mesh, device)
 
 
 def agreed_seed(seed: Any, mesh: DeviceMesh, device: torch.device) -> Tensor:
@@ -206,31 +200,31 @@ def agreed_seed(seed: Any, mesh: DeviceMesh, device: torch.device) -> Tensor:
     return pending.redistribute(placements=[Replicate()] * mesh.ndim).to_local()
 
 
-def rows_along(value: Any, of: checks.Target, batch_at: int | None, rows_at: int) -> dict[int, int]:
-    """Maps the dimensions of the data to those of a companion of shape (1 or B, S), or of starts of shape (B,)."""
-    along = {} if value.dim() < 2 else {rows_at: 1}
-    if batch_at is not None and value.dim() and value.shape[0] == of.batch and of.batch != 1:
-        along[batch_at] = 0
-    return along
-
-
-def companions(layout: Layout, of: checks.Target, batch_at: int | None, rows_at: int, arguments: Any) -> Any:
+def companions(sharding: Sharding, whole: Layout, arguments: Any, device: torch.device) -> Any:
     """The arguments with this rank's shards of positions, start, alpha and padding_mask, after checking their shapes
-    against the whole."""
-    shards, start = [], arguments.start
+    against the whole, which has one row for each position; and with the seed of all ranks."""
+    of, batch_at = whole.target, whole.batch_at[:1]
+
+    def local(name: str, value: Any) -> Any:
+        """This rank's shard of a value of shape (1 or B, S), or of starts of shape (B,)."""
+        if not isinstance(value, Tensor):
+            return value
+        along = {whole.rows_at[0]: 1} if value.dim() > 1 else {}
+        has_samples = value.dim() and value.shape[0] == of.batch != 1
+        return sharding.local(name, value, along | ({d: 0 for d in batch_at} if has_samples else {}))
+
+    shards: dict[str, Any] = {}
     for name, value in (("positions", arguments.positions), ("padding_mask", arguments.padding_mask)):
         if isinstance(value, Tensor):
             try:
-                value = checks.row_tensor(name, on_mesh(name, value, layout.mesh), of)
+                value = checks.of_rows(name, on_mesh(name, value, sharding.mesh), of)
             except ValueError as error:
                 raise ValueError(f"{error}; with DTensors that is the whole, or a DTensor of its own") from None
-            value = layout.local(name, value, rows_along(value, of, batch_at, rows_at))
-        shards.append(value)
-    if isinstance(start, Tensor):
-        checks.start_shape(start, of)
-        start = layout.local("start", start, rows_along(start, of, batch_at, rows_at))
-    alpha = layout.local("alpha", arguments.alpha, {})
-    return arguments._replace(positions=shards[0], start=start, alpha=alpha, padding_mask=shards[1])
+        shards[name] = local(name, value)
+    if isinstance(arguments.start, Tensor):
+        checks.start_shape(arguments.start.shape, (), of)
+    shards["start"], shards["alpha"] = local("start", arguments.start), sharding.local("alpha", arguments.alpha, {})
+    return arguments._replace(**shards, seed=seed_of_all(arguments.seed, arguments.dropout, sharding, device))
 
 
 def _dense_stride(shape: Sequence[int], like: Tensor | None) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from . import frequency
 from .encoding import HALVES, LAYOUTS, Encoding, check_fields
-from .tracing import refuse_in_graph
+from .tracing import constant_in_graph, refuse_in_graph
 from .values import MAX_DIM, choice, integer, real
 
 ARRANGEMENTS = ("blocks", "grouped", "interleaved", "pairs")
@@ -200,12 +200,7 @@ class GridEncoding:
         )
 
     def __repr__(self) -> str:
-        axes = ", ".join(map(repr, self.axes)) + ("," if self.ndim == 1 else "")
-        shown = [f"({axes})"]
-        shown += [f"order={self.order}"] if self.order is not None else []
-        shown += [f"arrangement={self.arrangement!r}"] if self.arrangement != "blocks" else []
-        shown += [f"dim={self.dim}"] if self.dim != sum(axis.dim for axis in self.axes) else []
-        return f"GridEncoding({', '.join(shown)})"
+        return _shown(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("axes", "order", "arrangement", "dim")}
@@ -293,3 +288,14 @@ def _one(name: str, value: Any, axis: int, number: int) -> Any:
             f"{name}: expected one value, or {number}, one per axis, got {len(value)}; pass {number} of them"
         )
     return value[axis]
+
+
+@constant_in_graph
+def _shown(grid: GridEncoding) -> str:
+    """`GridEncoding.__repr__`, which torch.vmap calls for the name of a layer."""
+    axes = ", ".join(map(repr, grid.axes)) + ("," if grid.ndim == 1 else "")
+    shown = [f"({axes})"]
+    shown += [f"order={grid.order}"] if grid.order is not None else []
+    shown += [f"arrangement={grid.arrangement!r}"] if grid.arrangement != "blocks" else []
+    shown += [f"dim={grid.dim}"] if grid.dim != sum(axis.dim for axis in grid.axes) else []
+    return f"GridEncoding({', '.join(shown)})"

@@ -16,7 +16,7 @@ from ..encodings.grid import GridEncoding
 from ..encodings.tracing import refuse_in_graph
 from ..encodings.values import MAX_DIM, integer
 from ..functional import add_call, embed_call
-from ..operations import checks
+from ..operations import checks, repetition
 from ..operations.add import AddArguments
 from ..operations.embed import EmbedArguments
 from ..reference.tiles import accumulation
@@ -188,9 +188,9 @@ class SinusoidalPositionalEncoding(nn.Module):
         grid_shape = self.grid_shape if grid_shape is None else grid_shape
         # In the order of AddArguments, which names them: to make it here would take a quarter of a short call.
         arguments = (x, self.encoding, positions, start, self.scale, self.alpha, p, seed, padding_mask,
-                 seq_dim, self.channel_dim, grid_shape, self.extra_tokens)  # fmt: skip
+                 seq_dim, self.channel_dim, grid_shape, self.extra_tokens, None)  # fmt: skip
         is_limited = self.max_len is not None and (positions is not None or not self._is_within(x, start, seq_dim))
-        encoded = None if is_limited or _is_compiling() else loader.fast_functions["add"](arguments, None)
+        encoded = None if is_limited or _is_compiling() else loader.repeat(repetition.ADD, arguments)
         if encoded is None:
             call = add_call(AddArguments(*arguments))
             if self.max_len is not None:
@@ -368,7 +368,7 @@ class SinusoidalEmbedding(nn.Embedding):
         arguments = (ids, self.weight, self.encoding, positions, start, self.scale, self.alpha, p, seed,
                  self.padding_idx, padding_mask, self.sparse, self.encode_padding, seq_dim)  # fmt: skip
         is_limited = self.max_len is not None and (positions is not None or not self._is_within(ids, start, seq_dim))
-        encoded = None if is_limited or _is_compiling() else loader.fast_functions["embed"](arguments)
+        encoded = None if is_limited or _is_compiling() else loader.repeat(repetition.EMBED, arguments)
         if encoded is None:
             call = embed_call(EmbedArguments(*arguments))
             if self.max_len is not None:

@@ -11,6 +11,7 @@ from .. import torch_state
 from ..encodings import values
 from ..encodings.values import is_dtensor
 from ..operations import checks
+from ..operations.sum import Sum
 
 
 def repr_parts(layer: Any) -> list[str]:
@@ -89,50 +90,52 @@ def record_fx_call(layer: nn.Module, value: Any, **options: Any) -> Any:
 
 def check_limit(call: Any, max_len: int) -> None:
     """Raises IndexError for positions outside of the first max_len of the encoding, as indexing a table would."""
-    call = getattr(call, "local", call)  # the call on the local tensor of a DTensor
-    if not hasattr(call, "shape"):  # a process that is not part of the mesh has no rows
+    call = getattr(call, "call", call)  # that of the values of a jagged tensor, or of the local tensor of a DTensor
+    if not hasattr(call, "sum"):  # a process that is not part of the mesh has no rows
         return
-    rows, lowest = call.shape[-2], call.encoding.start
+    of: Sum = call.sum
+    rows, lowest = of.layout.rows, of.firsts[0]
     highest = lowest + max_len - 1
     first: float
     last: float
-    if call.positions is None:
-        rows = call.whole_rows
-        first = lowest + call.start - call.row_offset
+    if of.positions is None:
+        rows = of.layout.whole_rows
+        first = lowest + of.start[0] - of.layout.row_offset
         last = first + rows - 1
-        if isinstance(call.start, torch.SymInt):  # a comparison would limit the sizes that a program accepts
+        if isinstance(of.start[0], torch.SymInt):  # a comparison would limit the sizes that a program accepts
             allowed = torch.scalar_tensor(first, dtype=torch.int64) >= lowest
             allowed &= torch.scalar_tensor(last, dtype=torch.int64) <= highest
-            torch._assert_async(allowed, _limit_message(call, lowest, highest, "others"))
+            torch._assert_async(allowed, _limit_message(of, lowest, highest, "others"))
             return
-    elif not rows or 0 in call.positions.shape or call.device.type == "meta":
+    elif not rows or 0 in of.positions.shape or of.device.type == "meta":
         return
     else:
-        p = call.positions
+        p = of.positions
         if torch_state.unreadable(p):
-            ahead = rows - 1 if call.positions_are_starts else 0
+            ahead = rows - 1 if of.positions_are_starts else 0
             allowed = ((p >= lowest) & (p <= highest - ahead)).all()
-            torch._assert_async(allowed, _limit_message(call, lowest, highest, "others"))
+            torch._assert_async(allowed, _limit_message(of, lowest, highest, "others"))
             return
         first, last = torch.stack(p.aminmax()).tolist()  # the only synchronization with a device
-        last += rows - 1 if call.positions_are_starts else 0
+        last += rows - 1 if of.positions_are_starts else 0
     if rows and not (first >= lowest and last <= highest):
         is_below = first < lowest
-        raise IndexError(_limit_message(call, lowest, highest, f"{first if is_below else last}", is_below))
+        raise IndexError(_limit_message(of, lowest, highest, f"{first if is_below else last}", is_below))
 
 
-def _limit_message(call: Any, lowest: int, highest: int, got: str, is_below: bool = False) -> str:
+def _limit_message(of: Sum, lowest: int, highest: int, got: str, is_below: bool = False) -> str:
     """The error message for a position outside of lowest..highest; `is_below`: known to be below it."""
     advice = "raise max_len or leave it unset, no table is stored"
-    if is_below and (call.positions is None or call.positions_are_starts):
+    is_start = of.positions is None or of.positions_are_starts
+    if is_below and is_start:
         advice = "pass a start of 0 or more"
     elif is_below:
         absolute = f"add encoding.start, {lowest}, to them, which explicit positions include"
         advice = absolute if lowest else "pass 0 or more"
-    is_symbolic = isinstance(call.start, torch.SymInt)
-    if call.positions is None and not is_symbolic and call.start == call.row_offset:  # no start, too many rows
-        rows, name = call.whole_rows, call.target().name
-        return f"{name}: expected at most {highest - lowest + 1} rows, which max_len allows, got {rows}; {advice}"
-    if call.positions is None or call.positions_are_starts:
+    start, layout = of.start[0], of.layout
+    if of.positions is None and not isinstance(start, torch.SymInt) and start == layout.row_offset:  # too many rows
+        allowed = f"{layout.target.name}: expected at most {highest - lowest + 1} rows, which max_len allows"
+        return f"{allowed}, got {layout.whole_rows}; {advice}"
+    if is_start:
         return f"start: expected rows at positions {lowest} to {highest}, which max_len allows, got {got}; {advice}"
     return f"positions: expected {lowest} to {highest}, the rows that max_len allows, got {got}; {advice}"

@@ -16,7 +16,7 @@ from ..encodings.encoding import Encoding
 from ..encodings.tracing import refuse_in_graph
 from ..encodings.values import MAX_DIM, integer
 from ..functional import encode
-from ..operations import checks
+from ..operations import checks, repetition
 from ..operator import is_batched
 from . import shared
 
@@ -95,7 +95,7 @@ class TimestepEncoding(nn.Module):
         if not torch.compiler.is_compiling():
             if _range_checks:
                 _warn_of_fractions(t, self.encoding)
-            rows: Tensor | None = loader.fast_functions["encode"](t, self.encoding, self.dtype, None)
+            rows: Tensor | None = loader.repeat(repetition.ENCODE, (t, self.encoding, None, self.dtype, False))
             if rows is not None:
                 return rows
         if shared.is_fx_proxy(t):

@@ -2,4 +2,3 @@
 
 # Importing one registers the operators of all.
 from . import embed as embed
-from . import grid_add as grid_add

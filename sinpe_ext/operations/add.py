@@ -1,6 +1,4 @@
-"""`add` of a sequence: the checked call, and the operators that generate rows of the encoding while they process x.
-
-A grid, or a sequence with extra tokens: `grid_add.py`.
+"""`add`: the checked call, and the operators that generate rows of the encoding while they process x.
 
 out = keep * (scale * x + alpha * PE(p)), keep being the dropout mask times its scale, so with G = keep * grad:
 d x = scale * G, d alpha = sum(G * PE), d p = alpha * sum_c(G_c * PE'_c), and a channel's derivative
@@ -8,30 +6,31 @@ PE' = 2 pi f * A sin(2 pi (p f + (q + 1)/4)) is the partner plan's channel times
 `angular_frequencies` of `row_dots`. The operator `row_dots` computes the sums over channels, and `add_backward` these
 and d x, on CUDA in one pass over grad; for alpha, `tree_sum` adds the sums of all rows. They recompute rows and mask
 instead of storing them, and their own derivatives consist of the same operators, so derivatives of every order work.
+
+If the channels of a grid have several encodings, those of its axes, the rows of the axes are generated once and the
+operator combines them (`axis_rows`); with a coordinate for each point, or a gradient of alpha, the sum is composed of
+torch operations over `encode`. The dropout mask depends on the index of an element in x alone.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from functools import lru_cache, wraps
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .. import torch_state
 from ..encodings import resolve, values
 from ..encodings.encoding import Encoding
-from ..encodings.tracing import refuse_jit_trace
 from ..operator import Derivative, Operator, one_by_one
 from ..records import Add, AddBackward, Dropout, Embed, RowDots, TreeSum
 from ..reference import apply, philox
-from ..reference.tiles import accumulation, arranged, widest
+from ..reference.tiles import accumulation
 from ..torch_state import NOT_INTERCEPTED
-from . import checks, dropout, encoded_rows, memory, plans
-from .checks import Target
-from .dropout import DROPOUT, scaled
+from . import checks, encoded_rows, grid_rows, layout, memory, repetition
+from .dropout import scaled, seed_tensor
 from .encoded_rows import (
     ROW_DOTS,
     TREE_SUM,
@@ -40,26 +39,14 @@ from .encoded_rows import (
     row_dots_gradients,
     rows_and_grad,
 )
-from .plans import decoded, pack_plan
+from .layout import Part
+from .plans import decoded
+from .repetition import constant, is_repeatable
+from .sum import Sum, check_sum, sum_operands
 
 _is_compiling = torch.compiler.is_compiling
-_Result = TypeVar("_Result")
 
-
-class Part(NamedTuple):
-    """One shard of a tensor that is sharded along any of its dimensions.
-
-    Attributes:
-        shape: shape of the whole.
-        first: index in the whole of the first element of the shard, one entry for each dimension.
-    """
-
-    shape: tuple[int, ...]
-    first: tuple[int, ...]
-
-    def first_offset(self) -> int:
-        """Index of the first element of the shard in the row-major order of the whole."""
-        return sum(at * step for at, step in zip(self.first, philox.row_major(self.shape), strict=True))
+MAX_TURNED = 1 << 16  # elements: from here on, the operator is slower than torch if x is masked and has channels first
 
 
 class AddArguments(NamedTuple):
@@ -78,345 +65,85 @@ class AddArguments(NamedTuple):
     channel_dim: Any = -1
     grid_shape: Any = None
     extra_tokens: Any = 0
+    out: Any = None  # of `add_`, x
 
     def is_sequence(self) -> bool:
         """Whether the encoding is one-dimensional and covers all rows of x."""
-        encoding, extra = self.encoding, self.extra_tokens
+        extra = self.extra_tokens
         if self.grid_shape is not None or not isinstance(extra, int) or extra != 0:
             return False
-        return encoding is None or type(encoding) is Encoding or not resolve.is_grid(encoding)
+        return not resolve.is_grid(self.encoding)
 
 
-def cached_by_value(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Decorator: cache the results of a function of values that are not tensors, such as an encoding and a dropout
-    probability, by equality and type. Not used while torch.compile is tracing."""
-    cached = lru_cache(maxsize=256, typed=True)(function)
-
-    @wraps(function)
-    def call(*values: Any) -> _Result:
-        if _is_compiling():
-            return function(*values)
-        try:
-            return cached(*values)
-        except TypeError:  # an unhashable argument, or an error of the function, which it raises again
-            return function(*values)
-
-    return call
+_X, _SCALE, _SEED = map(AddArguments._fields.index, ("x", "scale", "seed"))
 
 
-@cached_by_value
-def _constants(value: Any, dim: int, columns: Any, probability: Any) -> tuple[Any, int, Tensor | None]:
-    """(encoding, drop_threshold, packed plan on the CPU); the first three arguments are those of `resolve.encoding`.
-    There is no plan for an encoding that kernels do not support, nor in a graph, which has its own."""
-    encoding = resolve.encoding(value, dim, columns)
-    drop_threshold = values.drop_threshold(probability)
-    has_plan = encoding.angle == "exact" and not _is_compiling()
-    return encoding, drop_threshold, pack_plan(encoding) if has_plan else None
+def check_add(arguments: AddArguments, part: Part | None = None) -> CheckedAdd:
+    """Checks the arguments of `add`. If `part` is given, x is a shard of a larger tensor."""
+    x, encoding, grid = arguments.x, arguments.encoding, None
+    checks.check_x(x)
+    if type(encoding) is not Encoding and resolve.is_grid(encoding):
+        grid = _check_grid(arguments, (x if part is None else part).shape)
+    elif arguments.grid_shape is not None:
+        checks.refuse_grid_shape(arguments.grid_shape, "pass a GridEncoding, or the name of one")
+    of = check_sum("x", x, arguments, layout.of_x(arguments, None if grid is None else len(grid[1]), part), grid)
+    return _of_groups(arguments, of) if of.has_groups else CheckedAdd(arguments, x, of)
 
 
-class Form:
-    """The layout of a tensor with a sequence, and its conversion to canonical form and back.
-
-    Attributes:
-        axes: the dimensions of the sequence and of the channels.
-    """
-
-    def __init__(self, axes: tuple[int, int], rank: int) -> None:
-        self.axes = axes
-        self.is_canonical = axes == (rank - 2, rank - 1)
-        self.order = [d for d in range(rank) if d not in axes] + [*axes]
-
-    def canonical(self, t: Tensor) -> Tensor:
-        """A tensor of this layout in canonical form, as a view."""
-        return t if self.is_canonical else t.permute(*self.order)
-
-    def restored(self, t: Tensor) -> Tensor:
-        """The inverse of `canonical`."""
-        return t if self.is_canonical else t.permute(*(self.order.index(d) for d in range(len(self.order))))
-
-    def rng_offsets(self, shape: Sequence[int], part: Part | None = None) -> list[int]:
-        """Philox counter base and stride of each dimension of the canonical form, so that the mask follows the
-        row-major order of `shape`, or of the whole of which `part` is a part; empty if the two orders are the same.
-
-        Never empty in a graph: AOTInductor reads an empty list back as None.
-        """
-        if part is not None:
-            steps = philox.row_major(part.shape)
-            return [part.first_offset(), *(steps[d] for d in self.order)]
-        if self.is_canonical and not _is_compiling():
-            return []
-        steps = philox.row_major(shape)
-        return [0, *(steps[d] for d in self.order)]
+def _check_grid(arguments: AddArguments, shape: Sequence[int]) -> Any:
+    """`grid_rows.outline` for x, or the whole, of `shape`. If a named convention does not accept the number of
+    channels, the error also mentions channel_dim."""
+    encoding, channel_dim = arguments.encoding, arguments.channel_dim
+    width = operator.index(shape[checks.axis("channel_dim", channel_dim, len(shape))])
+    if _is_compiling() or not isinstance(encoding, str):
+        return grid_rows.outline(encoding, width)
+    try:
+        return grid_rows.outline(encoding, width)
+    except ValueError as error:
+        raise ValueError(
+            f"{error} (x of shape {tuple(arguments.x.shape)} has {width} channels in its dimension {channel_dim}; "
+            "channel_dim says where they are)"
+        ) from None
 
 
-class Sum:
-    """dropout(scale * x + alpha * PE): what `add` and `embed` have in common. The constructors of its subclasses check
-    all arguments.
+def _of_groups(arguments: AddArguments, of: Sum) -> CheckedAdd:
+    """The call for a grid whose channels have several encodings, for which the operator supports less."""
+    x, layout, is_masked = arguments.x, of.layout, of.padding_mask is not None
+    is_supported = of.positions is None and layout.columns is None and not of.rows_need_grad
+    if not of.uses_operator or of.state.must_decompose or not is_supported:
+        return CheckedAdd(arguments, x, of._replace(uses_operator=False))
+    is_turned = x.stride(layout.channels_at) != 1
+    if is_turned and is_masked and x.numel() > MAX_TURNED:
+        return CheckedAdd(arguments, x, of._replace(uses_operator=False))
+    by_channels = is_turned and x.stride(layout.rows_at[-1]) == 1 and not is_masked and not layout.extra_tokens
+    grid, acc = resolve.grid(*of.encoding[:2]), accumulation(of.dtype)
+    axis_rows = grid_rows.AxisRows(grid, tuple(layout.lengths), tuple(of.start), acc, of.device, by_channels)
+    return CheckedAdd(arguments, x, of, axis_rows, by_channels)
+
+
+class CheckedAdd(NamedTuple):
+    """A call of `add`, whose arguments have been checked.
 
     Attributes:
-        state: what intercepts the call.
-        shape: shape of the result in canonical form, (batch, *middle, sequence, channels) or (sequence, channels).
-        is_empty: whether the result has no elements.
-        device, dtype: those of the result.
-        has_own_dispatch: whether x or weight is of a tensor subclass that runs the operations on it itself.
-        has_no_data: whether tensors have shapes but no data: on the meta device, or under a FakeTensorMode.
-        has_kernel: whether an operator computes the result; none does for float32 angles, empty tensors and tensors
-            without data.
-        encoding: the encoding.
-        encoding_arguments: the caller's arguments for the encoding.
-        columns: (first channel, number of channels) of a shard that has only some of the encoding's channels.
-        row_offset: index of the first row of a shard in the whole.
-        whole_rows: number of rows of the whole.
-        positions, padding_mask, seed, start, positions_are_starts, scale, drop_threshold, rng_offsets: as in `Add`.
-        alpha: float or tensor; None for 1.
-        plan: the packed plan, if it has been made.
+        axis_rows: what the operator needs for a grid whose channels have several encodings.
+        by_channels: whether the operator gets the points as columns, because they are next to each other in memory.
     """
 
-    columns: tuple[int, int] | None = None
-    row_offset = 0
-    whole_rows: int
-    start: Any = 0
-    positions_are_starts = False
-    has_kernel: bool
-    has_no_data: bool
-    has_own_dispatch: bool
-    plan: Tensor | None = None
-
-    state: torch_state.TorchState
-    is_empty: bool
-    shape: torch.Size
-    device: torch.device
-    dtype: torch.dtype
-    alpha: float | Tensor | None = None
-    seed: Tensor | None = None
-    rng_offsets: Sequence[int] = ()
-
-    def target(self) -> Target:
-        """The argument that the others must match."""
-        raise NotImplementedError
-
-    def set_data(self, data: Tensor) -> None:
-        """Reads what intercepts the call, refuses torch.jit.trace, and stores what follows from x or weight."""
-        self.state = torch_state.read()
-        if self.state.jit_tracing:
-            refuse_jit_trace()
-        self.has_own_dispatch = type(data) not in torch_state.PLAIN and torch_state.has_own_dispatch(data)
-        if self.has_own_dispatch:
-            self.state = self.state._replace(must_decompose=True)
-        self.device, self.dtype = data.device, data.dtype
-        self.has_no_data = self.state.fake or data.is_meta
-
-    def set_factors_and_seed(self, arguments: Any) -> None:
-        """Checks and stores scale, alpha and seed."""
-        # Not cached by `cached_by_value`: 0.0 and -0.0 are equal, but results differ in sign.
-        scale, alpha, seed = arguments.scale, arguments.alpha, arguments.seed
-        self.scale: float = scale if type(scale) is float else checks.number("scale", scale)
-        if type(alpha) is not float or self.state.compiling or alpha != 1.0:
-            alpha = checks.alpha(alpha, self.target())
-            is_one = not isinstance(alpha, Tensor) and (checks.is_one(alpha) if self.state.compiling else alpha == 1.0)
-            self.alpha = None if is_one else alpha
-        self.seed_argument = None if seed is None else checks.seed(seed, self.device)
-
-    def set_rows(self, arguments: Any, form: Form, shape: Sequence[int], part: Part | None, data: str) -> None:
-        """Checks and stores the arguments that `AddArguments` and `EmbedArguments` share.
-
-        Args:
-            form, shape: the layout and the shape of the result.
-            part: where the result lies in the whole, if it is a shard.
-            data: "x" or "weight", the argument whose channels must be those of the encoding.
-        """
-        (rows_at, channels_at), whole = form.axes, shape if part is None else part.shape
-        self.whole_rows, width, count = whole[rows_at], operator.index(whole[channels_at]), shape[channels_at]
-        if part is not None:
-            self.row_offset = part.first[rows_at]
-            if width != operator.index(count):  # one channel broadcasts to data without channels
-                self.columns = min(operator.index(part.first[channels_at]), width - 1), max(operator.index(count), 1)
-        self.is_empty = 0 in self.shape
-        self.encoding_arguments: plans.EncodingArguments = arguments.encoding, width, self.columns
-        self.encoding, self.drop_threshold, plan = _constants(*self.encoding_arguments, arguments.dropout)
-        self.plan = None if self.device.type == "cuda" else plan
-        if self.drop_threshold or self.state.compiling:
-            self.rng_offsets = form.rng_offsets(shape, part)
-        self.set_factors_and_seed(arguments)
-        mask = arguments.padding_mask
-        self.padding_mask = None if mask is None else checks.padding_mask(mask, self.target())
-        self.set_positions(arguments.positions, arguments.start)
-        self.has_kernel = self.encoding.angle == "exact" and not (self.is_empty or self.has_no_data)
-        if arguments.encoding is not None or width:
-            is_whole = self.columns is None
-            dim = self.encoding.dim if is_whole else resolve.encoding(*self.encoding_arguments[:2]).dim
-            checks.channels(data, getattr(arguments, data).shape, width, dim)
-
-    def set_positions(self, positions: Any, start: Any) -> None:
-        """Checks and stores positions, or start if there are none."""
-        self.positions: Tensor | None = None
-        if positions is not None:
-            if type(start) is not int or start != 0:
-                checks.start_beside_positions(start)
-            self.positions = checks.row_tensor("positions", checks.positions(positions), self.target())
-            return
-        if self.state.context_parallel:
-            checks.refuse_in_context_parallel()
-        if isinstance(start, Tensor):
-            self.positions = checks.start_tensor(start, self.target(), self.encoding.start + self.row_offset)
-            self.positions_are_starts = True
-        elif self.state.compiling and isinstance(start, (int, torch.SymInt)):
-            self.start = start + self.row_offset  # may be symbolic; the operator checks the range
-        else:
-            if type(start) is not int or not values.INT64_MIN <= start <= values.INT64_MAX:
-                checks.refuse_list(start, self.target())
-                start = values.start(start)
-            first = self.encoding.start + start
-            if first < values.INT64_MIN or first > values.INT64_MAX - self.whole_rows:
-                values.position_range(first, self.whole_rows)
-            self.start = start + self.row_offset
-
-    def draw(self) -> None:
-        """With dropout, sets the seed or draws it; after all checks, so that a call that raises does not advance the
-        generator."""
-        if self.is_empty:
-            self.drop_threshold = 0
-        elif 0 < self.drop_threshold < values.DROP_UNIT:
-            self.seed = dropout.seed_tensor(self.seed_argument, self.device)
-
-    def needs_grad(self, other: Tensor) -> bool:
-        """Whether a gradient of this call is needed; `other` is x or weight."""
-        if not torch.is_grad_enabled():
-            return False
-        alpha, positions = self.alpha, self.positions
-        return bool(
-            other.requires_grad
-            or (isinstance(alpha, Tensor) and alpha.requires_grad)
-            or (positions is not None and positions.requires_grad)
-        )
-
-    def packed_plan(self) -> Tensor:
-        """The plan as the operators take it, if it is not in `plan`."""
-        if self.state.compiling:
-            return plans.graph_plan(*self.encoding_arguments, self.device)
-        return pack_plan(self.encoding, self.device)
-
-    def alpha_tensor(self) -> Tensor | None:
-        """alpha as the operators take it."""
-        alpha = self.alpha
-        if alpha is None or isinstance(alpha, Tensor):
-            return alpha
-        return dropout.number(alpha, widest(self.device), self.device)
-
-    def uses_operator(self, learns: bool = False) -> bool:
-        """Whether an operator computes the result. Otherwise torch operations do, which a compiler can fuse with others
-        and torch.func can transform.
-
-        In a graph an operator is used with dropout, because generating the mask is most of the work and compiled loops
-        are several times slower at it, and if it has a derivative that is better than the compiler's (`learns`).
-        """
-        state = self.state
-        if not self.has_kernel or not state.compiling or self.has_own_dispatch:
-            return self.has_kernel and not state.must_decompose
-        return bool(self.drop_threshold or learns) and not state.transformed and not torch_state.is_exporting()
-
-    def composed(self) -> Tensor:
-        """The result in torch operations."""
-        raise NotImplementedError
-
-    def rows(self) -> Tensor:
-        """The rows of the encoding in the type of the sum, broadcastable to `shape`; differentiable."""
-        length, acc, positions = self.shape[-2], accumulation(self.dtype), self.positions
-        if positions is None:
-            rows = encoded_rows.table(self.encoding_arguments, length, self.start, acc, self.device)
-        else:
-            positions = encoded_rows.row_positions(positions, self.positions_are_starts, length)
-            rows = encoded_rows.encode(self.encoding_arguments, positions, acc)
-        return arranged(rows, len(self.shape))
-
-    def sum(self, x: Tensor) -> Tensor:
-        """scale * x + alpha * PE in the type of the sum, for x in canonical form; differentiable."""
-        rows, acc = self.rows(), accumulation(self.dtype)
-        x = x.to(acc)
-        if not checks.is_one(self.scale):
-            x = x * self.scale
-        if self.alpha is not None:
-            rows = rows * (self.alpha.to(acc) if isinstance(self.alpha, Tensor) else self.alpha)
-        if self.padding_mask is not None:
-            # x + (-0.0) is x for every x; adding +0.0 would turn -0.0 into +0.0. Not torch.where, which would copy the
-            # number to the device and wait for it.
-            mask = arranged(self.padding_mask.unsqueeze(-1), len(self.shape))
-            rows = rows.masked_fill(mask, -0.0)
-        return x + rows
-
-    def dropped(self, total: Tensor, rng_offsets: Sequence[int] | None = None) -> Tensor:
-        """Dropout of a sum in canonical form, in the result's dtype, differentiable; under torch.func the mask is
-        computed in torch operations."""
-        if not self.drop_threshold:
-            return total.to(self.dtype)
-        rng_offsets = self.rng_offsets if rng_offsets is None else rng_offsets
-        d = Dropout(total, self.seed, self.drop_threshold, 1.0, rng_offsets)
-        has_own_dispatch = self.has_own_dispatch and torch_state.has_own_dispatch(total)
-        if not self.state.transformed and not has_own_dispatch:
-            return DROPOUT(d).to(self.dtype)
-        if self.state.compiling:
-            ones = torch.ones(total.shape, dtype=total.dtype, device=self.device)
-            keep = DROPOUT(d._replace(x=ones)) != 0
-        else:
-            keep = philox.keep(self.seed, self.drop_threshold, total.shape, rng_offsets, self.device)
-        return (total * philox.kept_scale(self.drop_threshold)).masked_fill(~keep, 0.0).to(self.dtype)
-
-
-def _make_form(rank: int, seq_dim: Any, channel_dim: Any) -> Form:
-    """The layout of x for these dimensions, checked."""
-    rows_at, channels_at = checks.axis("seq_dim", seq_dim, rank), checks.axis("channel_dim", channel_dim, rank)
-    checks.two_dimensions(rows_at, channels_at, seq_dim, channel_dim)
-    return Form((rows_at, channels_at), rank)
-
-
-_form = cached_by_value(_make_form)
-
-
-class Addition(Sum):
-    """`add`: what a sequence and a grid have in common.
-
-    Attributes:
-        arguments: as given by the caller.
-        x: as given.
-        form: the layout of x.
-    """
-
-    form: Any
-
-    def set_x(self, arguments: AddArguments) -> None:
-        """Checks and stores x."""
-        checks.check_x(arguments.x)
-        self.x: Tensor = arguments.x
-        self.arguments = arguments
-        self.set_data(self.x)
-
-    def operands(self, x: Tensor) -> Add:
-        """The operands of the operator `add`, for x in canonical form."""
-        plan = self.packed_plan() if self.plan is None else self.plan
-        rng_offsets = self.rng_offsets if self.drop_threshold else []
-        return Add(
-            x, plan, self.positions, self.padding_mask, self.alpha_tensor(), self.seed, self.start,
-            self.positions_are_starts, self.scale, self.drop_threshold, rng_offsets,
-        )  # fmt: skip
-
-    def by_operator(self, out: Tensor | None = None) -> Tensor:
-        """The result, differentiable, in a new tensor or in `out`, which may be differentiated if it is x; for calls
-        that use an operator."""
-        raise NotImplementedError
+    arguments: AddArguments
+    x: Tensor
+    sum: Sum
+    axis_rows: grid_rows.AxisRows | None = None
+    by_channels: bool = False
 
     def result(self) -> Tensor:
-        """`add`, differentiable; of a jagged x, a jagged tensor."""
-        return self.computed()
-
-    def computed(self) -> Tensor:
-        """The result in a new tensor, differentiable."""
-        self.draw()
-        if self.uses_operator():
-            return self.by_operator()
-        is_seen = self.state.must_decompose or (self.state.traced and not self.has_no_data)
-        if is_seen or self.needs_grad(self.x):
-            return self.composed()
-        return self._written(torch.empty_like(self.x))  # with the strides of empty_like
+        """`add`, differentiable."""
+        of = self.sum
+        call = self._replace(sum=of.drawn()) if of.drop_threshold else self
+        if of.uses_operator:
+            return call._by_operator()
+        if of.needs_grad or self._is_decomposed():
+            return call._composed()
+        return call._written(torch.empty_like(self.x))  # with the strides of empty_like
 
     def result_in_place(self) -> Tensor:
         """`add_`, differentiable."""
@@ -426,73 +153,166 @@ class Addition(Sum):
 
     def result_into(self, out: Any) -> Tensor:
         """`add` with `out`."""
-        if self.state is not NOT_INTERCEPTED:
-            memory.refuse_transforms(self.state, out, self.x, self.alpha, self.positions)
-        memory.output(out, self.x, self.has_no_data)
+        state = self.sum.state
+        if state is not NOT_INTERCEPTED:
+            memory.refuse_transforms(state, out, self.x, self.sum.alpha, self.sum.positions)
+        memory.output(out, self.x, self.sum.has_no_data)
         self.check_disjoint(out)
-        memory.refuse_gradient(self.needs_grad(self.x) or out.requires_grad)
+        if self.sum.needs_grad or (out.requires_grad and torch.is_grad_enabled()):
+            memory.refuse_gradient()
         return self.write_to(out)
-
-    def _written(self, out: Tensor) -> Tensor:
-        """Writes the result, not differentiable, to `out` in torch operations."""
-        if self.is_empty or self.has_no_data:
-            torch.autograd.graph.increment_version(out)
-            return out
-        return out.copy_(self.composed())
 
     def check_disjoint(self, written: Tensor) -> None:
         """Checks that no argument but x shares memory with the tensor that is written to."""
         a = self.arguments
         read = {"positions": a.positions, "start": a.start, "alpha": a.alpha, "padding_mask": a.padding_mask}
-        memory.check_disjoint(written, seed=a.seed, **read)
+        for name, t in (read | {"seed": a.seed}).items():
+            if isinstance(t, Tensor):
+                memory.check_disjoint(written, name, t)
 
     def write_to(self, out: Tensor) -> Tensor:
-        """Writes the result to `out`, which has been checked."""
-        state = self.state
-        # A mode may skip an operator that writes to an argument.
-        is_seen = state.must_decompose or (state.traced and not self.has_no_data)
-        if is_seen or (not self.has_kernel and self.needs_grad(self.x)):
-            return out.copy_(self.computed())
-        self.draw()
-        if not self.has_kernel:
-            return self._written(out)
+        """Writes the result to `out`, which has been checked and may be x; then differentiable."""
+        of = self.sum
+        if (of.state is not NOT_INTERCEPTED and self._is_decomposed()) or (of.needs_grad and not of.uses_operator):
+            return out.copy_(self.result())
+        call = self._replace(sum=of.drawn()) if of.drop_threshold else self
+        if not of.uses_operator:
+            return call._written(out)
         if out.is_neg():  # kernels would write values of the wrong sign
-            return out.copy_(self.by_operator())
-        self.by_operator(out)
-        if not self.needs_grad(self.x):
+            return out.copy_(call._by_operator())
+        return call._by_operator(out)
+
+    def _is_decomposed(self) -> bool:
+        """Whether the call has to consist of operations that return new tensors: a mode may skip an operator that
+        writes to an argument."""
+        state = self.sum.state
+        return state.must_decompose or (state.traced and not self.sum.has_no_data)
+
+    def _written(self, out: Tensor) -> Tensor:
+        """Writes the result, not differentiable, to `out` in torch operations."""
+        if 0 in self.x.shape or self.sum.has_no_data:
             torch.autograd.graph.increment_version(out)
-        return out
+            return out
+        return out.copy_(self._composed())
+
+    def _composed(self) -> Tensor:
+        """The result in torch operations."""
+        of, x = self.sum, self.sum.layout.canonical(self.x)
+        extra = of.layout.extra_tokens
+        total = of.added(x.narrow(-2, extra, of.layout.rows) if extra else x)
+        if extra:
+            total = torch.cat([of.scaled(x.narrow(-2, 0, extra)), total], -2)
+        return of.dropped(of.layout.restored(total))
+
+    def _by_operator(self, out: Tensor | None = None) -> Tensor:
+        """The result, differentiable, in a new tensor or in `out`, which may be differentiated if it is x."""
+        x, layout, state, needs_grad = self.x, self.sum.layout, self.sum.state, self.sum.needs_grad
+        is_plain = layout.is_ordered and x.is_contiguous()
+        is_viewable = is_plain or layout.is_canonical or layout.is_viewable(x)
+        a = self._operands(x if is_viewable else x.contiguous())
+        is_new = out is None and (is_plain or state.traced or needs_grad)
+        if is_new or not (layout.is_canonical or layout.is_viewable(x if out is None else out)):
+            result = ADD(a, state=state)
+            result = result.transpose(-1, -2) if self.by_channels else result
+            result = result if layout.is_canonical else layout.restored(result)
+            if not (is_new and is_viewable):
+                result = (torch.empty_like(x) if out is None else out).copy_(result)
+        else:
+            result = torch.empty_like(x) if out is None else out  # with the strides of x
+            ADD(a, a.x if out is x else self._view(result), state)
+        if out is not None and not needs_grad:
+            torch.autograd.graph.increment_version(out)
+        if out is None or not needs_grad:
+            self._keep(a, result)
+        return result
+
+    def _view(self, t: Tensor) -> Tensor:
+        """A tensor with the layout of x as the operator takes it."""
+        t = t if self.sum.layout.is_canonical else self.sum.layout.canonical(t)
+        return t.transpose(-1, -2) if self.by_channels else t
+
+    def _operands(self, x: Tensor) -> Add:
+        """The operands of the operator `add`."""
+        of, layout = self.sum, self.sum.layout
+        rng_offsets = []
+        if of.drop_threshold or of.state.compiling:
+            rng_offsets = of.rng_offsets(is_ordered=layout.is_ordered and not self.by_channels)
+        if self.by_channels and rng_offsets:
+            rng_offsets = [*rng_offsets[:-2], *rng_offsets[:-3:-1]]
+        rest = of.scale, layout.extra_tokens, of.drop_threshold, rng_offsets
+        seed = of.seed if of.drop_threshold else None
+        if self.axis_rows is None:
+            alpha = None if of.alpha is None else of.alpha_tensor()
+            rows = of.positions, of.padding_mask, alpha, seed, None, of.start[0], of.positions_are_starts
+            return Add(self._view(x), of.plan(), *rows, *rest)
+        grid, lengths, *_ = self.axis_rows
+        packed_grid = grid_rows.pack_grid(grid, lengths, self.by_channels, of.device)
+        axis_rows = grid_rows.values(self.axis_rows)
+        axis_rows = axis_rows if of.alpha is None else grid_rows.scaled(axis_rows, of.alpha)
+        return Add(self._view(x), packed_grid, None, of.padding_mask, None, seed, axis_rows, 0, False, *rest)
+
+    def _keep(self, a: Add, result: Tensor) -> None:
+        """Keeps the call with these operands, so that it is repeated in C, where a new result is like x."""
+        given, of, layout, x = self.arguments, self.sum, self.sum.layout, self.x
+        if (
+            layout.part is not None
+            or not is_repeatable(x)
+            or (of.rows_need_grad and (not layout.is_ordered or layout.extra_tokens))
+            or (of.is_grid and (given.positions is not None or isinstance(given.start, Tensor)))
+            or (self.axis_rows is not None and not grid_rows.are_cached(self.axis_rows))
+            or (given.out is None and not _have_equal_strides(result, torch.empty_like(x, device="meta")))
+        ):
+            return
+        call = repetition.Call(repetition.ADD, given)
+        sizes = [-1 - d for d in range(x.dim())]
+        for d in (layout.channels_at, *(layout.rows_at if of.is_grid or layout.extra_tokens else ())):
+            sizes[d] = x.shape[d]
+        if of.has_groups and of.padding_mask is not None and x.stride(layout.channels_at) != 1:
+            sizes = [*x.shape]  # not for larger x, see MAX_TURNED
+        rows = layout.rows if of.is_grid or layout.extra_tokens else sizes[layout.rows_at[0]]
+        views = *[(d,) for d in layout.batch_at], layout.rows_at, (layout.channels_at,)
+        if self.by_channels:
+            views = *views[:-2], views[-1], views[-2]
+        operands = sum_operands(call, of, a, rows, sizes[layout.batch_at[0]] if layout.batch_at else 1)
+        operands["x"] = call.tensor("x", sizes, views)
+        operands["rng_offsets"] = repetition.rng_offsets(views) if a.rng_offsets else constant(())
+        if self.axis_rows is not None and isinstance(of.alpha, Tensor):
+            multiply = partial(grid_rows.scaled, grid_rows.values(self.axis_rows))
+            operands["axis_rows"] = call.tensor("alpha", of.alpha.shape, ((0,),), multiply)
+        to = repetition.Result(like=call.index["x"])
+        if given.out is not None:
+            call.tensor("out", sizes, ())
+            to = to._replace(written=call.index["out"])
+        record = None
+        if of.rows_need_grad:
+            record = call.recorder(ADD, operands)
+        elif of.needs_grad:
+            record = partial(_record_x, of.drop_threshold)
+        call.keep("add", [*operands.values(), repetition.result_of(views)], to, record)
 
 
-class SequenceAdd(Addition):
-    """`add` with a one-dimensional encoding. If `part` is given, x is a shard of a larger tensor."""
+def _have_equal_strides(a: Tensor, b: Tensor) -> bool:
+    """Of the dimensions with more than one element."""
+    return all([s == t or n == 1 for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True)])
 
-    def __init__(self, arguments: AddArguments, part: Part | None = None) -> None:
-        self.set_x(arguments)
-        shape = arguments.x.shape
-        seq_dim, channel_dim = arguments.seq_dim, arguments.channel_dim
-        # Other types than int are not cached: a tensor may change.
-        form_of = _form if type(seq_dim) is int and type(channel_dim) is int else _make_form
-        self.form = form = form_of(len(shape), seq_dim, channel_dim)
-        self.shape = shape if form.is_canonical else torch.Size([shape[d] for d in form.order])
-        self.set_rows(arguments, form, shape, part, "x")
 
-    def target(self) -> Target:
-        x, rows_at = self.x, self.form.axes[0]
-        return Target("x", x.shape, x.device, self.shape[0] if len(self.shape) > 2 else 1, x.shape[rows_at])
+def _record_x(drop_threshold: int, result: Tensor, given: tuple[Any, ...], seed: Any) -> Any:
+    """The result of a repeated call as differentiable with respect to x: as dropout(scale * x), which differs by a
+    constant."""
+    x, scale = given[_X], given[_SCALE]
+    if not drop_threshold and scale == 1.0:
+        return ADD.recorded(result, (x,), _same)
+    if 0 < drop_threshold < values.DROP_UNIT:
+        seed = seed_tensor(given[_SEED] if seed is None else seed, x.device)
+    return ADD.recorded(result, (x,), partial(_x_gradient, seed, drop_threshold, scale))
 
-    def by_operator(self, out: Tensor | None = None) -> Tensor:
-        x, form = self.x, self.form
-        is_plain = form.is_canonical and x.is_contiguous()
-        if out is None and (is_plain or self.state.traced or self.needs_grad(x)):
-            return form.restored(ADD(self.operands(form.canonical(x)), state=self.state))
-        out = torch.empty_like(x) if out is None else out
-        x = form.canonical(x)
-        ADD(self.operands(x), x if out is self.x else form.canonical(out), self.state)
-        return out
 
-    def composed(self) -> Tensor:
-        return self.form.restored(self.dropped(self.sum(self.form.canonical(self.x))))
+def _same(ctx: Any, grad: Tensor) -> tuple[Tensor]:
+    return (grad,)
+
+
+def _x_gradient(seed: Tensor | None, drop_threshold: int, scale: float, ctx: Any, grad: Tensor) -> tuple[Tensor]:
+    return (scaled(Dropout(grad, seed, drop_threshold, scale)),)
 
 
 # ------------------------------------------------------------------------------------------------ operators
@@ -516,18 +336,29 @@ def rows_read(needed: Add | Embed) -> tuple[str, ...]:
 
 def _gradients(a: Add, needed: Add, grad: Tensor) -> dict[str, Tensor | None]:
     gradients: dict[str, Tensor | None] = {}
-    if needed.x and needed.alpha and (a.drop_threshold or a.scale != 1.0):
+    if needed.x and needed.alpha and not a.extra_tokens and (a.drop_threshold or a.scale != 1.0):
         rows = a.plan, a.positions, a.padding_mask, a.seed, a.start, a.positions_are_starts
         both = ADD_BACKWARD(AddBackward(grad, *rows, a.scale, a.drop_threshold, a.rng_offsets))
         gradients["x"], gradients["alpha"] = both[0], summed(both[1], a)
     else:
         if needed.x:
             gradients["x"] = scaled(Dropout(grad, a.seed, a.drop_threshold, a.scale, a.rng_offsets))
+        if a.extra_tokens and (needed.alpha or needed.positions):
+            grad, a = _behind_extra_tokens(grad, a)
         if needed.alpha:
             gradients["alpha"] = alpha_gradient(grad, a)
     if needed.positions:
         gradients["positions"] = position_gradient(grad, a)
     return gradients
+
+
+def _behind_extra_tokens(grad: Tensor, a: Add) -> tuple[Tensor, Add]:
+    """The gradient of the rows to which an encoding is added, and the operands for these."""
+    extra, rng_offsets = a.extra_tokens, a.rng_offsets
+    if a.drop_threshold:
+        first, *steps = rng_offsets or [0, *philox.row_major(grad.shape)]
+        rng_offsets = [first + extra * steps[-2], *steps]
+    return grad.narrow(-2, extra, grad.shape[-2] - extra), a._replace(extra_tokens=0, rng_offsets=rng_offsets)
 
 
 def row_dots_of(grad: Tensor, a: Add | AddBackward | Embed) -> RowDots:
@@ -556,14 +387,19 @@ def position_gradient(grad: Tensor, a: Add | Embed) -> Tensor:
     return reduced(each * a.alpha.to(each.dtype) if isinstance(a.alpha, Tensor) else each, a.positions)
 
 
+def _add(a: Add, out: Tensor | None = None) -> Tensor:
+    return apply.add(decoded(a.plan) if a.axis_rows is None else None, a, out)
+
+
+# With axis_rows, the derivative is that of x.
 ADD = Operator(
     "add",
     Add,
-    reference=lambda a: apply.add(decoded(a.plan), a),
+    reference=_add,
     fake=lambda a: torch.empty_like(a.x),
     vmap=_add_batched,
     derivative=Derivative(_gradients, rows_read),
-    into=Operator("add_out", Add, "()", reference=lambda a, out: apply.add(decoded(a.plan), a, out)),
+    into=Operator("add_out", Add, "()", reference=_add),
 )
 
 

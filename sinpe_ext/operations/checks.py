@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,13 +40,18 @@ MAX_RANK = 16  # the kernels' maximum number of dimensions, csrc/include/sinpe/s
 
 
 class Target(NamedTuple):
-    """The argument that the others must match in shape and device: x of `add`, ids of `embed`."""
+    """The argument that the others must match in shape and device: x of `add`, ids of `embed`.
+
+    Attributes:
+        batch: number of samples.
+        row_shapes: the shapes, without the batch, of a tensor with one value for each row: (S,), and for a grid (H, W).
+    """
 
     name: str
-    shape: tuple[int, ...]
+    shape: Sequence[int]
     device: torch.device
     batch: int
-    rows: int
+    row_shapes: Sequence[tuple[int, ...]]
 
 
 NO_SCRIPT = (
@@ -123,6 +128,8 @@ def same_device(name: str, value: Tensor, of: Target | Tensor) -> None:
 
 def axis(name: str, value: Any, rank: int, of: str = "x") -> int:
     """Checks the index of a dimension; returns it as a non-negative int."""
+    if type(value) is int and -rank <= value < rank:
+        return value % rank
     index = integer(name, value, INT64_MIN, INT64_MAX, f"pass the index of a dimension of {of}")
     if not -rank <= index < rank:
         raise IndexError(
@@ -131,13 +138,12 @@ def axis(name: str, value: Any, rank: int, of: str = "x") -> int:
     return index % rank
 
 
-def two_dimensions(rows_at: int, channels_at: int, seq_dim: Any, channel_dim: Any) -> None:
-    """Raises ValueError if the sequence and the channels are the same dimension of x."""
-    if rows_at == channels_at:
-        raise ValueError(
-            f"seq_dim, channel_dim: expected two dimensions of x, got {seq_dim} and {channel_dim}, which are the same; "
-            "pass different ones, such as seq_dim=-1, channel_dim=-2 for (batch, channels, sequence)"
-        )
+def refuse_same_dimensions(seq_dim: Any, channel_dim: Any) -> None:
+    """Raises ValueError for the same dimension of x as sequence and channels."""
+    raise ValueError(
+        f"seq_dim, channel_dim: expected two dimensions of x, got {seq_dim} and {channel_dim}, which are the same; "
+        "pass different ones, such as seq_dim=-1, channel_dim=-2 for (batch, channels, sequence)"
+    )
 
 
 def is_ordinary(value: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
@@ -150,7 +156,9 @@ def is_ordinary(value: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
 
 def check_x(x: Any) -> None:
     """Checks x of `add`: a dense floating-point tensor with at least two dimensions."""
-    if not is_ordinary(x, FLOATS):
+    # is_ordinary(x, FLOATS), without a call
+    is_plain = (type(x) is Tensor or type(x) is nn.Parameter) and x.layout is torch.strided and not x.is_nested
+    if not (is_plain and x.dtype in FLOATS):
         strided_tensor("x", x, may_be_dtensor=True)
         if x.dtype not in FLOATS:
             raise TypeError(
@@ -165,36 +173,57 @@ def check_x(x: Any) -> None:
     check_storage_bounds("x", x)
 
 
-def channels(name: str, shape: Sequence[int], width: int, dim: int) -> None:
-    """Raises ValueError if x or weight, of this shape, or the whole of which it is a shard, has another number of
+def refuse_channels(name: str, shape: Sequence[int], width: int, dim: int) -> None:
+    """Raises ValueError for x or weight, of this shape, or the whole of which it is a shard, with another number of
     channels, `width`, than the encoding, `dim`."""
-    if width != dim:
-        raise ValueError(
-            f"{name}: expected {dim} channels, those of the encoding, got {width} in shape {tuple(shape)}; "
-            + (
-                f"pass an encoding of dim {width}, to a layer d_model={width}"
-                if width
-                else f"pass a {name} with channels"
-            )
-            + (", or the channel_dim of x" if name == "x" else "")
-        )
+    advice = f"pass an encoding of dim {width}, to a layer d_model={width}" if width else f"pass a {name} with channels"
+    raise ValueError(
+        f"{name}: expected {dim} channels, those of the encoding, got {width} in shape {tuple(shape)}; {advice}"
+        + (", or the channel_dim of x" if name == "x" else "")
+    )
 
 
-def row_tensor(name: str, value: Tensor, of: Target) -> Tensor:
-    """Checks that a tensor has shape (S,) or (B, S) and the device of the target; returns it as a view of shape (1 or
-    B, S)."""
+def of_rows(name: str, value: Tensor, of: Target, axes: int | None = None) -> Tensor:
+    """Checks that a tensor has one value for each row, of each sample or for all: one of `row_shapes`, with or without
+    the batch in front, and the device of the target.
+
+    Args:
+        axes: number of coordinates in one more dimension behind, for positions of a grid.
+    Returns:
+        a view of shape (1 or B, S), or (1 or B, S, axes).
+    """
     if value.device != of.device:
         same_device(name, value, of)
-    view = value.unsqueeze(0) if value.dim() == 1 else value
-    shape = value.shape
-    if view.dim() != 2 or shape[-1] != of.rows or (len(shape) == 2 and not is_size(shape[0], of.batch)):
-        is_transposed = tuple(shape) == (of.rows, of.batch)
-        raise ValueError(
-            f"{name}: expected shape ({of.rows},) or ({of.batch}, {of.rows}), (sequence) or (batch, sequence) of "
-            f"{of.name}, got {tuple(shape)} for {of.name} of shape {tuple(of.shape)}; pass "
-            + (f"{name}.T: it is batch first, whatever seq_dim is" if is_transposed else "one element for each row")
-        )
-    return view
+    given, last = value.shape, () if axes is None else (axes,)
+    for rows in of.row_shapes:
+        own = (*rows, *last)
+        if _equal(given, own):
+            return (value if len(rows) == 1 else value.flatten(0, len(rows) - 1)).unsqueeze(0)
+        if len(given) == len(own) + 1 and is_size(given[0], of.batch) and _equal(given[1:], own):
+            return value if len(rows) == 1 else value.flatten(1, len(rows))
+    allowed = [shape for rows in of.row_shapes for shape in ((*rows, *last), (of.batch, *rows, *last))]
+    meaning, advice = f"(sequence) or (batch, sequence) of {of.name}", "pass one element for each row"
+    if len(of.row_shapes[-1]) > 1:
+        meaning, advice = "for the points of the grid", "pass one element for each, without extra tokens"
+    if axes is not None:
+        meaning, advice = "coordinates in the last dimension", "stack the coordinates of the axes there"
+    elif len(given) == 2 and tuple(given) == (*of.row_shapes[0], of.batch):
+        advice = f"pass {name}.T: it is batch first, whatever seq_dim is"
+    raise ValueError(
+        f"{name}: expected shape {_either(allowed)}, {meaning}, got {tuple(given)} for {of.name} of shape "
+        f"{tuple(of.shape)}; {advice}"
+    )
+
+
+def _equal(sizes: Sequence[int], others: Sequence[int]) -> bool:
+    """Whether two shapes are equal."""
+    # Not `==` of the shapes: only a comparison of symbolic sizes guards the graph.
+    return len(sizes) == len(others) and all([size == other for size, other in zip(sizes, others, strict=True)])
+
+
+def _either(shapes: Sequence[Sequence[int]]) -> str:
+    """The distinct shapes as text, joined by "or"."""
+    return " or ".join(dict.fromkeys(f"({', '.join(map(str, s))}{',' if len(s) == 1 else ''})" for s in shapes))
 
 
 def bool_mask(value: Any, name: str = "padding_mask") -> None:
@@ -211,35 +240,71 @@ def bool_mask(value: Any, name: str = "padding_mask") -> None:
 def padding_mask(value: Any, of: Target) -> Tensor:
     """Checks a bool mask, True = padding; returns it as a view of shape (1 or B, S)."""
     bool_mask(value)
-    return row_tensor("padding_mask", value, of)
+    return of_rows("padding_mask", value, of)
 
 
-def start_tensor(value: Tensor, of: Target, first: int) -> Tensor:
-    """Checks `start` given as an integer tensor of shape () or (B,).
+def starts(
+    value: Any, firsts: Sequence[int], lengths: Sequence[int], is_grid: bool, device: Any, of: Target | None = None
+) -> tuple[Any, ...] | Tensor:
+    """Checks `start` and the range of the positions that follow from it.
 
+    Args:
+        value: an int or an integer tensor of shape () or, of a sequence, (B,); for a grid also one int per axis, or a
+            tensor of shape (axes,) or (B, axes).
+        firsts: the starts of the axes' encodings.
+        lengths: the lengths of the axes.
+        of: x, or ids; None for a table, which has no batch.
     Returns:
-        the positions of the first rows, start + first, int64, shape (1 or B, 1).
+        one int per axis, which may be symbolic; or an int64 tensor of shape (1 or B, axes), if a tensor was given whose
+        values cannot be read or are one for each sample.
     """
-    value = _integer_starts(value, of.device, of.name)
-    start_shape(value, of)
-    value = value.reshape(-1, 1)
-    if should_check_values(value) and value.numel() and of.rows:
-        for extreme in torch.stack(value.aminmax()).tolist():
-            position_range(first + extreme, of.rows)
-    return value + first if first else value
+    if isinstance(value, Tensor):
+        value = start_tensor(value, len(firsts), is_grid, device, of)
+        if not should_check_values(value):
+            return value
+        if value.shape[0] == 1 and value.is_cpu:
+            value = value[0].tolist()
+        else:
+            if value.numel():
+                for extremes in torch.stack(value.aminmax(dim=0)).tolist():
+                    starts(extremes, firsts, lengths, True, device, of)
+            return value
+    elif isinstance(value, (list, tuple)):
+        value = one_per_axis(value, len(firsts)) if is_grid else _refuse_list(value, of)
+    else:
+        value = (value,) * len(firsts)
+    if _is_compiling() and all(map(_is_whole, value)):
+        return tuple(value)
+    value = tuple([v if type(v) is int and INT64_MIN <= v <= INT64_MAX else start(v) for v in value])
+    for v, first, length in zip(value, firsts, lengths, strict=True):
+        if not INT64_MIN <= first + v <= INT64_MAX - max(length, 1) + 1:
+            position_range(first + v, length)
+    return value
 
 
-def _integer_starts(value: Tensor, device: torch.device, of: str = "") -> Tensor:
-    """Checks that a `start` is an integer tensor on the device of x, of ids, or of a table; returns int64."""
+def start_tensor(value: Tensor, axes: int, is_grid: bool, device: Any, of: Target | None) -> Tensor:
+    """Checks dtype, device and shape of `start` given as a tensor; returns int64 of shape (1 or B, axes)."""
     dense_tensor("start", value)
     if value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool:
         raise TypeError(f"start: expected an int or an integer tensor, got {value.dtype}; pass int64 starts")
     if value.device != device:
         raise RuntimeError(
-            f"start: expected the device of {of or 'the result'}, {device}, got {value.device}; move it with "
-            f"start.to({of}{'.device' if of else 'device'})"
+            f"start: expected the device of {of.name if of else 'the result'}, {device}, got {value.device}; move it "
+            f"with start.to({f'{of.name}.device' if of else 'device'})"
         )
-    return positions(value)
+    start_shape(value.shape, (axes,) if is_grid else (), of)
+    value = positions(value)
+    return value.reshape(-1, axes) if value.dim() else value.expand(axes).unsqueeze(0)
+
+
+def start_shape(shape: Sequence[int], last: tuple[int, ...], of: Target | None) -> None:
+    """Raises ValueError unless the shape of `start` is (), `last`, or that for each sample. `last` is () or (axes,)."""
+    has_samples = of is not None and len(shape) == len(last) + 1 and is_size(shape[0], of.batch)
+    if len(shape) and tuple(shape) != last and not (has_samples and tuple(shape[1:]) == last):
+        allowed = "()" + (f" or {_either([last])}, one per axis" if last else "")
+        allowed += f" or {_either([(of.batch, *last)])}, one for each sample" if of is not None else ""
+        whose = "" if of is None else f" for {of.name} of shape {tuple(of.shape)}"
+        raise ValueError(f"start: expected shape {allowed}, got {tuple(shape)}{whose}; pass positions for one per row")
 
 
 def start_beside_positions(value: Any) -> None:
@@ -251,31 +316,21 @@ def start_beside_positions(value: Any) -> None:
         )
 
 
-def refuse_list(value: Any, of: Target) -> None:
-    """Raises TypeError for a list as `start` of `add` or `embed`: one start per sample is passed as a tensor."""
-    if isinstance(value, (list, tuple)):
-        fits = len(value) == of.batch and len(of.shape) > 2
-        tensor = f"torch.tensor({list(value)})" if fits and len(value) <= 8 else "an int64 tensor"
-        raise TypeError(
-            f"start: expected an int or an integer tensor, got {type(value).__name__}; pass an int, or {tensor} of "
-            f"shape ({of.batch},) for one start per sample"
-        )
+def _refuse_list(value: Any, of: Target | None) -> Any:
+    """Raises TypeError for a list as `start` of a sequence: one start per sample is passed as a tensor."""
+    batch, rank = (0, 0) if of is None else (of.batch, len(of.shape))
+    fits = len(value) == batch and rank > 2
+    tensor = f"torch.tensor({list(value)})" if fits and len(value) <= 8 else "an int64 tensor"
+    raise TypeError(
+        f"start: expected an int or an integer tensor, got {type(value).__name__}; pass an int, or {tensor} of "
+        f"shape ({batch},) for one start per sample"
+    )
 
 
 def is_size(size: int, batch: int) -> bool:
     """Whether the first dimension of an argument is that of each sample, or of one for all."""
     # Not `in`: only a comparison of symbolic sizes guards the graph.
     return bool(size == batch or size == 1)
-
-
-def start_shape(value: Tensor, of: Target) -> None:
-    """Raises ValueError unless the shape of `start` is () or (B,)."""
-    shape = value.shape
-    if len(shape) > 1 or (len(shape) == 1 and not is_size(shape[0], of.batch)):
-        raise ValueError(
-            f"start: expected shape () or ({of.batch},), one for each sample, got {tuple(shape)} for {of.name} "
-            f"of shape {tuple(of.shape)}; pass positions for one per row"
-        )
 
 
 def number(name: str, value: Any) -> float:
@@ -453,9 +508,6 @@ def padding_idx(value: Any, num_embeddings: int) -> int:
     return index % num_embeddings
 
 
-Shapes: TypeAlias = Sequence[tuple[tuple[int, ...], bool]]  # (shape, whether its first dimension is the batch)
-
-
 def grid_lengths(name: str, value: Any, axes: int) -> tuple[int, ...]:
     """Checks the lengths of a grid's axes."""
     if _is_compiling() and isinstance(value, (tuple, list)) and len(value) == axes and all(map(_is_whole, value)):
@@ -479,105 +531,6 @@ def extra_tokens(value: Any) -> int:
     if _is_compiling() and _is_whole(value):
         return value
     return integer("extra_tokens", value, 0, INT64_MAX, "pass the number of tokens in front, 1 for a class token")
-
-
-def grid_starts(value: Any, firsts: Sequence[int], sizes: Sequence[int], batch: int | None, device: Any) -> Any:
-    """Checks `start` of a grid.
-
-    Args:
-        firsts: the starts of the axes' encodings.
-        sizes: the lengths of the axes.
-        batch: the number of samples, None if there is no batch dimension.
-    Returns:
-        a list with one int or 0-d tensor per axis, or an int64 tensor of shape (B, axes), one row per sample.
-    """
-    axes = len(firsts)
-    if isinstance(value, Tensor):
-        return _start_tensor(value, firsts, sizes, batch, device)
-    items = one_per_axis(value, axes)
-    if _is_compiling() and all(map(_is_whole, items)):
-        return items
-    return _checked_starts([start(item) for item in items], firsts, sizes)
-
-
-def _checked_starts(starts: list[Any], firsts: Sequence[int], sizes: Sequence[int]) -> list[Any]:
-    """Checks the range of the positions that follow from one start per axis; returns the starts."""
-    for value, first, size in zip(starts, firsts, sizes, strict=True):
-        if type(value) is int:
-            position_range(first + value, size)
-    return starts
-
-
-def _start_tensor(value: Tensor, firsts: Sequence[int], sizes: Sequence[int], batch: int | None, device: Any) -> Any:
-    """`grid_starts` for a tensor."""
-    axes, value = len(firsts), _integer_starts(value, device)
-    if value.dim() == 0:
-        value = value.expand(axes)
-    shape = value.shape
-    has_samples = len(shape) == 2 and batch is not None and is_size(shape[0], batch)
-    if shape[-1] != axes or not (len(shape) == 1 or has_samples):
-        samples = f" or ({batch}, {axes}), one for each sample" if batch is not None else ""
-        raise ValueError(
-            f"start: expected shape () or ({axes},), one per axis{samples}, got {tuple(value.shape)}; pass one of these"
-        )
-    if value.dim() == 2 and value.shape[0] == 1:
-        value = value[0]
-    if value.dim() == 1 and value.is_cpu and should_check_values(value):
-        return _checked_starts(value.tolist(), firsts, sizes)
-    _check_starts(value, firsts, sizes)
-    return list(value.unbind()) if value.dim() == 1 else value
-
-
-def _check_starts(value: Tensor, firsts: Sequence[int], sizes: Sequence[int]) -> None:
-    """Checks the range of the positions that follow from start, if its values can be read."""
-    if not should_check_values(value) or not value.numel():
-        return
-    low, high = torch.stack(value.reshape(-1, len(firsts)).aminmax(dim=0)).tolist()
-    for extremes in (low, high):
-        _checked_starts(extremes, firsts, sizes)
-
-
-def grid_positions(value: Any, axes: int, shapes: Shapes, x: Tensor) -> Tensor:
-    """Checks the coordinates of a grid's points, of shape (*one of `shapes`, axes); returns (1 or B, S, axes)."""
-    value = positions(value)
-    same_device("positions", value, x)
-    wanted, given = [(*shape, axes) for shape, _ in shapes], tuple(value.shape)
-    sampled = _sampled(given[:-1], shapes) if given and given[-1] == axes else None
-    if sampled is None:
-        raise ValueError(
-            f"positions: expected shape {_either(wanted)}, coordinates in the last dimension, got {given} "
-            f"for x of shape {tuple(x.shape)}; stack the coordinates of the axes there"
-        )
-    return value.flatten(1, -2) if sampled else value.flatten(0, -2).unsqueeze(0)
-
-
-def grid_padding_mask(value: Any, shapes: Shapes, x: Tensor) -> Tensor:
-    """Checks a bool mask of a grid's points, True = padding, of one of `shapes`; returns (1 or B, S)."""
-    bool_mask(value)
-    same_device("padding_mask", value, x)
-    given = tuple(value.shape)
-    sampled = _sampled(given, shapes)
-    if sampled is None:
-        wanted = _either([shape for shape, _ in shapes])
-        raise ValueError(
-            f"padding_mask: expected shape {wanted}, got {given} for x of shape {tuple(x.shape)}; it "
-            "is for the grid points, without extra_tokens"
-        )
-    return value.flatten(1) if sampled else value.flatten().unsqueeze(0)
-
-
-def _sampled(sizes: tuple[int, ...], shapes: Shapes) -> bool | None:
-    """Whether a shape begins with the batch; None if it is not one of `shapes`."""
-    for shape, has_samples in shapes:
-        if len(shape) == len(sizes) and shape == sizes:
-            return has_samples
-    return None
-
-
-def _either(shapes: Sequence[Sequence[int]]) -> str:
-    """The distinct shapes as text, joined by "or"."""
-    unique = list(dict.fromkeys(f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})" for shape in shapes))
-    return " or ".join(unique)
 
 
 def refuse_in_context_parallel() -> None:

@@ -45,7 +45,7 @@ def seed_tensor(seed: Any, device: torch.device) -> Tensor:
     from the device's generator."""
     if seed is None and not torch.compiler.is_compiling():
         if device.type == "cuda" and _can_draw_on_host(device):
-            return number(draw(device), torch.int64, device)
+            return number(draw(None, device), torch.int64, device)
         return torch.randint(INT64_MAX, (), dtype=torch.int64, device=device)
     if torch.compiler.is_compiling() and torch_state.is_exporting():
         # ONNX has no operator for the mask, and an exported model with active dropout is hardly intended.
@@ -81,8 +81,10 @@ def _can_draw_on_host(device: torch.device) -> bool:
     return not (state.must_decompose or state.functorch or state.fake) and not is_capturing(device)
 
 
-def draw(device: torch.device) -> int:
-    """A seed from the default generator of the CPU or a CUDA device."""
+def draw(generator: torch.Generator | None, device: torch.device) -> int:
+    """A seed from a generator, or from the default generator of the CPU or a CUDA device."""
+    if generator is not None:
+        return int(seed_tensor(generator, device))
     if device.type == "cpu":
         return int(torch.randint(INT64_MAX, (), dtype=torch.int64, device=device))
     index = torch.cuda.current_device() if device.index is None else device.index

@@ -16,10 +16,13 @@ from ..operator import Derivative, Operator, one_by_one
 from ..records import Dropout, Embed, EmbedBackward
 from ..reference import apply
 from ..reference.tiles import accumulation
-from . import checks
-from .add import Form, Part, Sum, alpha_gradient, cached_by_value, position_gradient, rows_read
+from . import checks, layout, repetition
+from .add import alpha_gradient, position_gradient, rows_read
 from .dropout import scaled
+from .layout import Part
 from .plans import decoded
+from .repetition import constant, is_repeatable
+from .sum import Sum, check_sum, sum_operands
 
 
 class EmbedArguments(NamedTuple):
@@ -41,90 +44,108 @@ class EmbedArguments(NamedTuple):
     seq_dim: Any = -1
 
 
-def _make_form(rank: int, seq_dim: Any) -> Form:
-    """The layout of the result, which has the dimensions of ids, then the channels."""
-    return Form((checks.axis("seq_dim", seq_dim, rank, "ids"), rank), rank + 1)
+def check_embed(arguments: EmbedArguments, part: Part | None = None) -> CheckedEmbed:
+    """Checks the arguments of `embed`. If `part` is given, the result is a shard of a larger tensor."""
+    weight = checks.weight(arguments.weight)
+    ids = checks.ids(arguments.ids, weight)
+    num_embeddings, channels = weight.shape
+    of_result = layout.of_ids(ids, operator.index(channels), arguments.seq_dim, part)
+    padding_idx = checks.padding_idx(arguments.padding_idx, num_embeddings)
+    of = check_sum("weight", weight, arguments, of_result)
+    sparse = values.flag("sparse", arguments.sparse)
+    if not values.flag("encode_padding", arguments.encode_padding):
+        of = of._replace(
+            padding_mask=_with_padding(of.padding_mask, ids.movedim(of_result.rows_at[0], -1), padding_idx)
+        )
+    return CheckedEmbed(arguments, ids, weight, padding_idx, sparse, of)
 
 
-_form = cached_by_value(_make_form)
+def _with_padding(mask: Tensor | None, ids: Tensor, padding_idx: int) -> Tensor:
+    """padding_mask with the padding tokens of ids, (*batch, sequence), added."""
+    checks.masks_padding(padding_idx, ids)
+    padding = ids == padding_idx
+    padding = padding if padding.dim() == 2 else padding.unsqueeze(0)
+    return padding if mask is None else mask | padding
 
 
-class EmbedCall(Sum):
-    """`embed` of ordinary tensors.
+class CheckedEmbed(NamedTuple):
+    """A call of `embed`, whose arguments have been checked.
 
     Attributes:
-        ids: int64, (batch, *middle, sequence) or (sequence,).
+        ids: int64, as given.
         weight: (num_embeddings, channels).
-        form: the layout of the result.
         padding_idx: the row of weight that receives no gradient, -1 for none.
         sparse: whether the gradient of weight is sparse.
-
-    If `part` is given, the result is a shard of a larger tensor.
     """
 
-    def __init__(self, arguments: EmbedArguments, part: Part | None = None) -> None:
-        weight = checks.weight(arguments.weight)
-        self.set_data(weight)
-        ids = checks.ids(arguments.ids, weight)
-        rank = ids.dim()
-        self.form = (_form if type(arguments.seq_dim) is int else _make_form)(rank, arguments.seq_dim)
-        rows_at, _ = self.form.axes
-        self.weight, self.ids = weight, ids if rows_at == rank - 1 else ids.movedim(rows_at, -1)
-        self.num_embeddings, channels = weight.shape
-        result = torch.Size((*ids.shape, operator.index(channels)))
-        self.shape = torch.Size((*self.ids.shape, result[-1]))
-        padding_idx, sparse = arguments.padding_idx, arguments.sparse
-        self.padding_idx = -1 if padding_idx is None else checks.padding_idx(padding_idx, self.num_embeddings)
-        self.set_rows(arguments, self.form, result, part, "weight")
-        self.sparse = sparse if type(sparse) is bool else values.flag("sparse", sparse)
-        if arguments.encode_padding is not True and not values.flag("encode_padding", arguments.encode_padding):
-            self._mask_padding()
-
-    def target(self) -> checks.Target:
-        shape = self.ids.movedim(-1, self.form.axes[0]).shape
-        return checks.Target("ids", shape, self.device, self.shape[0] if len(shape) > 1 else 1, self.shape[-2])
-
-    def _mask_padding(self) -> None:
-        """Adds the padding tokens of ids to padding_mask."""
-        checks.masks_padding(self.padding_idx, self.ids)
-        mask = self.ids == self.padding_idx
-        mask = mask if mask.dim() == 2 else mask.unsqueeze(0)
-        self.padding_mask = mask if self.padding_mask is None else self.padding_mask | mask
+    arguments: EmbedArguments
+    ids: Tensor
+    weight: Tensor
+    padding_idx: int
+    sparse: bool
+    sum: Sum
 
     def result(self) -> Tensor:
         """`embed`, differentiable."""
-        if not self.state.compiling and torch_state.should_check_values(self.ids):
-            apply.id_range(self.ids, self.num_embeddings)  # before a seed is drawn
-        self.draw()
-        # The compiler would sum the gradient of weight in no fixed order.
-        if not self.uses_operator(learns=self.weight.requires_grad and torch.is_grad_enabled()):
-            return self.composed()
-        return self.form.restored(EMBED(self.operands(), state=self.state))
+        ids, of = self.ids, self.sum
+        if not of.state.compiling and torch_state.should_check_values(ids):
+            apply.id_range(ids, self.weight.shape[0])  # before a seed is drawn
+        call = self._replace(sum=of.drawn())
+        if not of.uses_operator:
+            return call._composed()
+        operands = call._operands()
+        result: Tensor = of.layout.restored(EMBED(operands, state=of.state))
+        self._keep(operands, result)
+        return result
 
-    def operands(self) -> Embed:
+    def _keep(self, e: Embed, result: Tensor) -> None:
+        """Keeps the call, so that it is repeated in C."""
+        a, of, layout = self.arguments, self.sum, self.sum.layout
+        is_contiguous = self.weight.stride(1) == 1
+        if layout.part is not None or not is_repeatable(a.weight) or a.encode_padding is not True:
+            return
+        if a.ids.dtype == torch.uint64 or not (a.ids.is_contiguous() or (layout.is_ordered and result.is_contiguous())):
+            return
+        if result.requires_grad and not (layout.is_ordered and is_contiguous):
+            return
+        call = repetition.Call(repetition.EMBED, a)
+        sizes, (rows_at,) = tuple(-1 - d for d in range(a.ids.dim())), layout.rows_at
+        views = (*((d,) for d in layout.batch_at), (rows_at,))
+        operands = sum_operands(call, of, e, sizes[rows_at], sizes[layout.batch_at[0]] if layout.batch_at else 1)
+        operands["ids"] = call.tensor("ids", sizes, views, None if a.ids.dtype == torch.int64 else Tensor.long)
+        dense = None if is_contiguous else Tensor.contiguous
+        operands["weight"] = call.tensor("weight", a.weight.shape, ((0,), (1,)), dense)
+        views = (*views, (len(sizes),))
+        operands["rng_offsets"] = repetition.rng_offsets(views) if e.rng_offsets else constant(())
+        to = repetition.Result(sizes=(*sizes, a.weight.shape[1]), dtype=of.dtype, device=of.device)
+        record = call.recorder(EMBED, operands) if result.requires_grad else None
+        call.keep("embed", [*operands.values(), repetition.result_of(views)], to, record)
+
+    def _operands(self) -> Embed:
         """The operands of the operator `embed`."""
-        weight = self.weight if self.weight.stride(1) == 1 or self.shape[-1] == 1 else self.weight.contiguous()
-        plan = self.packed_plan() if self.plan is None else self.plan
+        of, weight, rows_at = self.sum, self.weight, self.sum.layout.rows_at[0]
+        ids = self.ids if rows_at == self.ids.dim() - 1 else self.ids.movedim(rows_at, -1)
+        weight = weight if weight.stride(1) == 1 or weight.shape[1] == 1 else weight.contiguous()
         return Embed(
-            self.ids, weight, plan, self.positions, self.padding_mask, self.alpha_tensor(), self.seed, self.start,
-            self.positions_are_starts, self.scale, self.padding_idx, self.sparse, self.drop_threshold,
-            self.rng_offsets,
+            ids, weight, of.plan(), of.positions, of.padding_mask, of.alpha_tensor(), of.seed, of.start[0],
+            of.positions_are_starts, of.scale, self.padding_idx, self.sparse, of.drop_threshold,
+            of.rng_offsets(of.layout.is_ordered) if of.drop_threshold or of.state.compiling else [],
         )  # fmt: skip
 
-    def composed(self) -> Tensor:
-        padding_idx = None if self.padding_idx < 0 else self.padding_idx
-        weight = self.weight
-        if self.state.transformed or (self.has_own_dispatch and weight.requires_grad):
-            weight = weight.to(accumulation(self.dtype))  # so that its gradient is summed in acc and rounded once
-        ids = self.ids.movedim(-1, self.form.axes[0])  # as given, so that the result is contiguous if it is
+    def _composed(self) -> Tensor:
+        """The result in torch operations."""
+        of, ids, weight, last = self.sum, self.ids, self.weight, self.weight.shape[0] - 1
+        if of.state.transformed or (of.has_own_dispatch and weight.requires_grad):
+            weight = weight.to(accumulation(of.dtype))  # so that its gradient is summed in acc and rounded once
         of_none = None
-        if self.device.type == "cuda":  # torch's embedding fails with a device-side assert for an id out of range
-            inside = ids.clamp(0, self.num_embeddings - 1)
+        if of.device.type == "cuda":  # torch's embedding fails with a device-side assert for an id out of range
+            inside = ids.clamp(0, last)
             ids, of_none = inside, (inside != ids).unsqueeze(-1)
+        padding_idx = None if self.padding_idx < 0 else self.padding_idx
         gathered = functional.embedding(ids, weight, padding_idx, sparse=self.sparse)
         if of_none is not None:
             gathered = gathered.masked_fill(of_none, math.nan)
-        return self.form.restored(self.dropped(self.sum(self.form.canonical(gathered))))
+        return of.dropped(of.layout.restored(of.added(of.layout.canonical(gathered))))
 
 
 def _gradients(e: Embed, needed: Embed, grad: Tensor) -> dict[str, Tensor | None]:

@@ -76,8 +76,7 @@ def _rows_at(of: EncodingArguments, positions: Tensor, dtype: torch.dtype, partn
         packed_plan = derivative_plan(packed_plan, encoding.dim)[0] if partner else packed_plan
         rows = ENCODE(Encode(positions.contiguous(), packed_plan, encoding.dim, dtype))
         return rows
-    packed_plan = pack_plan(encoding, device)
-    packed_plan = derivative_constants(decoded(packed_plan), packed_plan.device)[0] if partner else packed_plan
+    packed_plan = derivative_constants(_plan_of(encoding), device)[0] if partner else pack_plan(encoding, device)
     shape = (*positions.shape, encoding.dim)
     if (state.fake or positions.is_meta) and not state.fx_tracing:
         return positions.new_empty(shape, dtype=dtype)
@@ -101,8 +100,7 @@ def _by_angle_addition(of: EncodingArguments, positions: Tensor, dtype: torch.dt
     if state.compiling:
         frequencies = PLAN_ANGULAR_FREQUENCIES(PlanAngularFrequencies(graph_plan(*of, device), encoding.dim))
     else:
-        packed_plan = pack_plan(encoding, device)
-        frequencies = derivative_constants(decoded(packed_plan), packed_plan.device)[1]
+        frequencies = derivative_constants(_plan_of(encoding), device)[1]
         if state.fake and not state.fx_tracing:  # only the shape matters
             frequencies = torch.empty(frequencies.shape, dtype=frequencies.dtype, device=device)
     angle = (positions - at).to(wide).unsqueeze(-1) * frequencies.to(device, wide)

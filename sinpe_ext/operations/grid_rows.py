@@ -1,7 +1,7 @@
-"""Rows of a grid from the rows of its axes: whole tables for `table` and `encode`, and the operands of `add_grid_out`.
+"""Rows of a grid from the rows of its axes: whole tables for `table` and `encode`, and the operands of `add`.
 
-The operator takes the rows of the axes, `values`, and a packed description, `pack_grid`, of the channels to which they
-belong (layout: `csrc/core/grid.h`).
+The operator takes the rows of the axes, `axis_rows`, and as plan a packed description, `pack_grid`, of the channels to
+which they belong (layout: `csrc/core/grid.h`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..encodings import resolve
 from ..encodings.encoding import Encoding
 from ..encodings.grid import ChannelGroup, GridEncoding
 from ..encodings.tracing import constant_in_graph
-from ..reference.grid_add import HEADER_WORDS, MAGIC
+from ..reference.packed_grid import HEADER_WORDS, MAGIC
 from ..torch_state import is_capturing, outside_modes
 from . import encoded_rows
 
@@ -35,6 +35,17 @@ def layout(value: Any, dim: int | None) -> tuple[tuple[int, int, int, int, int],
     """Each group of a grid as (axis, first channel, step between channels, number of channels, start)."""
     groups = resolve.grid(value, dim).channel_groups
     return tuple((p.axis, p.first, p.step, p.encoding.dim, p.encoding.start) for p in groups)
+
+
+@constant_in_graph
+def outline(value: Any, dim: int | None) -> tuple[int, tuple[int, ...], bool, bool]:
+    """(number of channels, starts of the axes, whether kernels support the encodings, whether it is that of a sequence)
+    of a grid."""
+    grid = resolve.grid(value, dim)
+    groups = grid.channel_groups
+    is_sequence = len(grid.axes) == len(groups) == 1 and groups[0].encoding.dim == grid.dim
+    starts = tuple([axis.start for axis in grid.axes])
+    return grid.dim, starts, all([axis.angle == "exact" for axis in grid.axes]), is_sequence
 
 
 @constant_in_graph
@@ -65,26 +76,22 @@ def encode(value: Any, dim: int, positions: Tensor, dtype: torch.dtype) -> Tenso
     shared = equal_axes(value, dim)
     if shared is not None:  # every coordinate is a position of one encoding
         arrangement, order = shared
-        rows = encoded_rows.encode((value, dim, -1), ordered(positions, order), dtype)
+        if order != tuple(range(len(order))):
+            positions = torch.stack([positions.select(-1, axis) for axis in order], -1)
+        rows = encoded_rows.encode((value, dim, -1), positions, dtype)
         if arrangement == "interleaved":
             rows = rows.transpose(-1, -2)
-        elif arrangement == "grouped":
-            rows = rows.unflatten(-1, (2, rows.shape[-1] // 2)).transpose(-3, -2).flatten(-2)
-        elif arrangement == "pairs":
-            rows = rows.unflatten(-1, (rows.shape[-1] // 2, 2)).transpose(-3, -2).flatten(-2)
+        elif arrangement in ("grouped", "pairs"):
+            half = rows.shape[-1] // 2
+            rows = (
+                rows.unflatten(-1, (2, half) if arrangement == "grouped" else (half, 2)).transpose(-3, -2).flatten(-2)
+            )
         return rows.flatten(-2)
     groups = layout(value, dim)
     parts = [
         encoded_rows.encode((value, dim, k), positions.select(-1, group[0]), dtype) for k, group in enumerate(groups)
     ]
     return combined(parts, groups, positions.shape[:-1], dim, dtype, positions.device)
-
-
-def ordered(positions: Tensor, order: Sequence[int]) -> Tensor:
-    """The coordinates in the order of their channels."""
-    if tuple(order) == tuple(range(len(order))):
-        return positions
-    return torch.stack([positions.select(-1, axis) for axis in order], -1)
 
 
 def combined(
@@ -113,8 +120,10 @@ def all_groups(grid: GridEncoding, lengths: Sequence[int]) -> tuple[ChannelGroup
     first = max((p.first + (p.encoding.dim - 1) * p.step + 1 for p in grid.channel_groups), default=0)
     if first == grid.dim:
         return grid.channel_groups
-    shortest = min(range(len(lengths)), key=lambda axis: lengths[axis])
-    return (*grid.channel_groups, ChannelGroup(shortest, zero_encoding(grid.dim - first), first, 1))
+    shortest, count = min(range(len(lengths)), key=lambda axis: lengths[axis]), grid.dim - first
+    # Zeros, added like any other encoding: the sign of alpha * (+0) affects a sum of zeros.
+    zeros = Encoding(count, layout="sin", frequencies=(0.0,) * count, amplitude=0.0)
+    return (*grid.channel_groups, ChannelGroup(shortest, zeros, first, 1))
 
 
 class AxisRows(NamedTuple):
@@ -134,17 +143,18 @@ class AxisRows(NamedTuple):
     by_channels: bool
 
 
-def values(of: AxisRows, alpha: float | Tensor | None = None) -> Tensor:
-    """The operand `values` of `add_grid_out`: alpha times the rows of the axes, all groups concatenated."""
+def values(of: AxisRows) -> Tensor:
+    """The rows of the axes, all groups concatenated."""
     if not are_cached(of):
-        rows = _rows(of)
-    elif of.device.type == "cpu":
-        rows = _rows_on_cpu(of, loader.compiled("cpu"))
-    else:
-        rows = _rows_on_cuda(of)
+        return _rows(of)
+    return _rows_on_cpu(of, loader.compiled("cpu")) if of.device.type == "cpu" else _rows_on_cuda(of)
+
+
+def scaled(rows: Tensor, alpha: float | Tensor) -> Tensor:
+    """The operand `axis_rows` of `add`: alpha times the rows of the axes, for an alpha that needs no gradient."""
     if isinstance(alpha, Tensor):
-        return rows * alpha.detach().to(of.acc).reshape(())
-    return rows if alpha is None else rows * alpha
+        return rows * alpha.to(rows.dtype).reshape(())
+    return rows * alpha
 
 
 def are_cached(of: AxisRows) -> bool:
@@ -157,7 +167,7 @@ def are_cached(of: AxisRows) -> bool:
 
 
 def _rows(of: AxisRows) -> Tensor:
-    """`values` for an alpha of 1."""
+    """`values`, computed now."""
     parts = []
     for k, group in enumerate(all_groups(of.grid, of.lengths)):
         length = of.lengths[group.axis]
@@ -208,13 +218,5 @@ def _pack_grid_cpu(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bo
 
 def pack_grid(grid: GridEncoding, lengths: tuple[int, ...], by_channels: bool, device: torch.device) -> Tensor:
     """The packed description of a grid with these lengths, in CUDA memory for CUDA data, else on the CPU."""
-    if device.type != "cuda":
-        return _pack_grid_cpu(grid, lengths, by_channels)
     key = grid, lengths, by_channels
-    return on_device(key, device, lambda: _pack_grid_cpu(*key))
-
-
-@lru_cache(maxsize=64)
-def zero_encoding(count: int) -> Encoding:
-    """An encoding whose channels are zero, added like any other: the sign of alpha * (+0) affects a sum of zeros."""
-    return Encoding(count, layout="sin", frequencies=(0.0,) * count, amplitude=0.0)
+    return _pack_grid_cpu(*key) if device.type != "cuda" else on_device(key, device, lambda: _pack_grid_cpu(*key))

@@ -9,9 +9,8 @@ from torch.autograd import forward_ad
 
 from .. import torch_state
 from ..encodings.values import check_storage_bounds, strided_tensor
+from ..torch_state import PLAIN
 from .checks import FLOATS, is_ordinary, same_device
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def output(out: Any, x: torch.Tensor, has_no_data: bool) -> None:
@@ -37,20 +36,18 @@ def output(out: Any, x: torch.Tensor, has_no_data: bool) -> None:
         )
 
 
-def check_disjoint(out: torch.Tensor, **read: Any) -> None:
-    """Raises RuntimeError if one of the tensors in `read`, such as positions, shares memory with `out`: rows would read
-    what other rows have written."""
-    for name, t in read.items():
-        if isinstance(t, torch.Tensor) and _may_share(_elements_of(out), _elements_of(t)):
-            raise RuntimeError(
-                f"{name}: expected memory apart from the tensor that is written to, got a tensor whose range of memory "
-                f"overlaps with it; clone() {name} first"
-            )
+def check_disjoint(out: torch.Tensor, name: str, t: torch.Tensor) -> None:
+    """Raises RuntimeError if an argument shares memory with `out`: rows would read what other rows have written."""
+    if _may_share(_elements_of(out), _elements_of(t)):
+        raise RuntimeError(
+            f"{name}: expected memory apart from the tensor that is written to, got a tensor whose range of memory "
+            f"overlaps with it; clone() {name} first"
+        )
 
 
 def _may_share(out: torch.Tensor, t: torch.Tensor) -> bool:
     """Whether the ranges of memory of two tensors overlap."""
-    if torch.compiler.is_compiling() or type(out) not in _PLAIN or type(t) not in _PLAIN or t.device != out.device:
+    if torch.compiler.is_compiling() or type(out) not in PLAIN or type(t) not in PLAIN or t.device != out.device:
         return False
     if torch_state.has_no_data(out.device) or not out.numel() or not t.numel():
         return False
@@ -97,13 +94,12 @@ def refuse_transforms(state: torch_state.TorchState, *tensors: Any) -> None:
         )
 
 
-def refuse_gradient(is_needed: bool) -> None:
-    """Raises RuntimeError if autograd would have to record what is written to `out`."""
-    if is_needed and torch.is_grad_enabled():
-        raise RuntimeError(
-            "out: expected no gradient to be needed, got an argument that requires it; leave out unset, or call under "
-            "torch.no_grad()"
-        )
+def refuse_gradient() -> None:
+    """Raises RuntimeError: autograd would have to record what is written to `out`."""
+    raise RuntimeError(
+        "out: expected no gradient to be needed, got an argument that requires it; leave out unset, or call under "
+        "torch.no_grad()"
+    )
 
 
 def in_place(x: torch.Tensor) -> None:
@@ -140,14 +136,9 @@ def overlaps_partly(out: torch.Tensor, x: torch.Tensor) -> bool:
     size, distance = out.element_size(), x.data_ptr() - out.data_ptr()
     if out.is_contiguous() and x.is_contiguous():
         return 0 < abs(distance) < x.numel() * size
-    if _strides(out) == _strides(x):
+    if all(size == 1 or step == other for size, step, other in zip(x.shape, out.stride(), x.stride(), strict=True)):
         return distance != 0 and _reaches(distance, _nested(out), size)
     return _ranges_overlap(out, x)
-
-
-def _strides(t: torch.Tensor) -> list[int]:
-    """The strides of the dimensions with more than one element."""
-    return [stride for size, stride in zip(t.shape, t.stride(), strict=True) if size > 1]
 
 
 def _ranges_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:

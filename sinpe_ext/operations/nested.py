@@ -8,20 +8,18 @@ length if they have been computed already.
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..encodings import values
-from ..encodings.values import strided_tensor
+from ..encodings import resolve
+from ..encodings.values import described, shown, strided_tensor
 from ..torch_state import should_check_values
-from . import checks, memory, table
-from .add import AddArguments, SequenceAdd, Sum
-from .embed import EmbedArguments, EmbedCall
-
-_is_compiling = torch.compiler.is_compiling
+from . import add, checks, embed, memory, table
+from .plans import encoding_arguments
 
 
 def is_jagged(value: Any) -> bool:
@@ -44,39 +42,24 @@ def sequence_positions(ends: Tensor, rows: Any, first: Any = 0) -> Tensor:
     return index - (ends - first)[torch.searchsorted(ends, index, right=True) - 1]
 
 
-class Sequences:
+class Jagged(NamedTuple):
     """The sequences of a jagged tensor as ranges of the rows of its values.
 
     Attributes:
         values: (rows, ...), the sequences, concatenated.
         ends: (sequences + 1,) int64, torch's offsets.
-        count: number of sequences.
-        longest: number of rows of the longest sequence; 1 if the offsets are not read.
     """
 
-    def __init__(self, name: str, jagged: Any) -> None:
-        self.name, self.jagged, self.shape = name, jagged, tuple(jagged.shape)
-        if jagged._ragged_idx != 1:
-            raise ValueError(
-                f"{name}: expected sequences of different lengths along dimension 1, (batch, sequence, ...), got "
-                f"dimension {jagged._ragged_idx} in shape {self.shape}; transpose it"
-            )
-        if jagged.lengths() is not None:
-            raise ValueError(
-                f"{name}: expected jagged sequences that lie one behind the other, got one with lengths, whose "
-                f"values have gaps; pass {name}.contiguous()"
-            )
-        self.values: Tensor = jagged.values()
-        strided_tensor(name, self.values)
-        ends = jagged.offsets()
-        self.ends, self.count = ends.long().contiguous(), ends.shape[0] - 1
-        self.longest = int(self.ends.diff().max()) if self.count and should_check_values(ends) else 1
+    name: str
+    tensor: Any
+    values: Tensor
+    ends: Tensor
 
     def like(self, values: Tensor) -> Tensor:
         """A jagged tensor with other values and the same offsets tensor, so that torch can combine the two."""
-        jagged = self.jagged
-        known: dict[str, Any] = {"min_seqlen": jagged._maybe_min_seqlen, "max_seqlen": jagged._maybe_max_seqlen}
-        wrapped: Tensor = torch.nested.nested_tensor_from_jagged(values, jagged.offsets(), **known)
+        t = self.tensor
+        known: dict[str, Any] = {"min_seqlen": t._maybe_min_seqlen, "max_seqlen": t._maybe_max_seqlen}
+        wrapped: Tensor = torch.nested.nested_tensor_from_jagged(values, t.offsets(), **known)
         return wrapped
 
     def values_of(self, name: str, value: Any) -> Tensor:
@@ -84,133 +67,129 @@ class Sequences:
         advice = f"pass torch.nested.nested_tensor_from_jagged(values, {self.name}.offsets())"
         if not is_jagged(value):
             raise TypeError(
-                f"{name}: expected a jagged nested tensor, as {self.name} is, got {values.described(value)}; {advice}"
+                f"{name}: expected a jagged nested tensor, as {self.name} is, got {described(value)}; {advice}"
             )
-        other = Sequences(name, value)
-        if not self._has_same_offsets(other):
+        other, shape = _jagged(name, value), tuple(self.tensor.shape)
+        is_same = shape[1] == value.shape[1]  # torch's symbolic size, which identifies the offsets
+        is_known = is_same or (should_check_values(self.ends) and should_check_values(other.ends))
+        if not is_known or not (is_same or torch.equal(self.ends, other.ends)):
             raise ValueError(
-                f"{name}: expected the offsets of {self.name}, got others, in shape {other.shape} for {self.name} of "
-                f"shape {self.shape}; {advice}"
+                f"{name}: expected the offsets of {self.name}, got others, in shape {tuple(value.shape)} for "
+                f"{self.name} of shape {shape}; {advice}"
             )
         return other.values
 
-    def _has_same_offsets(self, other: Sequences) -> bool:
-        """Whether another jagged tensor has the same offsets."""
-        if self.shape[1] == other.shape[1]:  # torch's symbolic size, which identifies the offsets
-            return True
-        ours, theirs = self.ends, other.ends
-        return should_check_values(ours) and should_check_values(theirs) and torch.equal(ours, theirs)
-
-    def positions(self, of: checks.Target, positions: Any, start: Any, first: int) -> Tensor:
-        """The positions of all rows, (1, rows); implicit ones begin at first + start, `first` being the encoding's
-        start."""
-        rows, of = of.rows, of._replace(shape=self.shape, batch=self.count, rows=self.longest)
-        if positions is not None:
-            checks.start_beside_positions(start)
-            of_rows = checks.positions(self.values_of("positions", positions))
-            if of_rows.dim() != 1 or of_rows.shape[0] != rows:
+    def checked(self, arguments: Any, width: int) -> Any:
+        """The arguments with the positions of all rows, (rows,), after checks of those that a jagged tensor restricts;
+        `width` is the number of channels of the encoding."""
+        name, shape = self.name, tuple(self.tensor.shape)
+        if arguments.padding_mask is not None:
+            raise ValueError(
+                f"padding_mask: expected None for a jagged {name}, which has no padding, got "
+                f"{described(arguments.padding_mask)}; leave it out"
+            )
+        if checks.axis("seq_dim", arguments.seq_dim, len(shape), name) != 1:
+            raise ValueError(
+                f"seq_dim: expected 1, the dimension of the sequences of {name}, got {arguments.seq_dim} for shape "
+                f"{shape}; pass seq_dim=1 (a layer: batch_first=True)"
+            )
+        if arguments.positions is not None:
+            positions = self.values_of("positions", arguments.positions)
+            if positions.dim() != 1 or positions.shape[0] != self.values.shape[0]:
                 raise ValueError(
-                    f"positions: expected shape {self.shape[:2]}, one for each row of {self.name}, got "
-                    f"{tuple(positions.shape)} with {of_rows.shape[0]} rows of values; reshape it"
+                    f"positions: expected shape {shape[:2]}, one for each row of {name}, got "
+                    f"{tuple(arguments.positions.shape)} with {positions.shape[0]} rows of values; reshape it"
                 )
-            checks.same_device("positions", of_rows, of)
-            return of_rows.unsqueeze(0)
+            return arguments._replace(positions=positions, seq_dim=0)
         checks.refuse_in_context_parallel()
-        if isinstance(start, Tensor):
-            start, first = checks.start_tensor(start, of, first), 0
-        elif not (_is_compiling() and isinstance(start, (int, torch.SymInt))):
-            checks.refuse_list(start, of)
-            start = values.start(start)
-            values.position_range(first + start, of.rows)
-        return sequence_positions(self.ends, rows, start + first).unsqueeze(0)
-
-    def check_no_padding_mask(self, mask: Any) -> None:
-        """Raises ValueError for a padding_mask."""
-        if mask is not None:
-            raise ValueError(
-                f"padding_mask: expected None for a jagged {self.name}, which has no padding, got "
-                f"{values.described(mask)}; leave it out"
-            )
-
-    def check_seq_dim(self, seq_dim: Any) -> None:
-        """Raises ValueError if `seq_dim` is not the dimension of the sequences."""
-        if checks.axis("seq_dim", seq_dim, len(self.shape), self.name) != 1:
-            raise ValueError(
-                f"seq_dim: expected 1, the dimension of the sequences of {self.name}, got {seq_dim} for shape "
-                f"{self.shape}; pass seq_dim=1 (a layer: batch_first=True)"
-            )
+        ends, first = self.ends, resolve.encoding(*encoding_arguments(arguments.encoding, width)).start
+        count, longest = len(ends) - 1, 1
+        if count and should_check_values(ends):
+            longest = int(ends.diff().max())
+        of = checks.Target(name, shape, ends.device, count, ((longest,),))
+        start = checks.starts(arguments.start, (first,), (longest,), False, ends.device, of)
+        start = start if isinstance(start, Tensor) else start[0]
+        positions = sequence_positions(ends, self.values.shape[0], start + first)
+        return arguments._replace(positions=positions, start=0, seq_dim=0)
 
 
-class _JaggedCall(Sum):
-    """A call with a jagged tensor, where each sequence has its own positions."""
+def _jagged(name: str, tensor: Any) -> Jagged:
+    """Checks a jagged tensor."""
+    shape = tuple(tensor.shape)
+    if tensor._ragged_idx != 1:
+        raise ValueError(
+            f"{name}: expected sequences of different lengths along dimension 1, (batch, sequence, ...), got dimension "
+            f"{tensor._ragged_idx} in shape {shape}; transpose it"
+        )
+    if tensor.lengths() is not None:
+        raise ValueError(
+            f"{name}: expected jagged sequences that lie one behind the other, got one with lengths, whose values have "
+            f"gaps; pass {name}.contiguous()"
+        )
+    strided_tensor(name, tensor.values())
+    return Jagged(name, tensor, tensor.values(), tensor.offsets().long().contiguous())
 
-    sequences: Sequences
 
-    def set_positions(self, positions: Any, start: Any) -> None:
-        self.positions = self.sequences.positions(self.target(), positions, start, self.encoding.start)
+class JaggedCall(NamedTuple):
+    """A checked call of `add` or `embed` of a jagged tensor: `call` is that of its values."""
 
-
-class JaggedAdd(_JaggedCall, SequenceAdd):
-    """`add` of a jagged tensor: a SequenceAdd on its values."""
-
-    def __init__(self, arguments: AddArguments) -> None:
-        self.sequences = of = Sequences("x", arguments.x)
-        self.given = arguments
-        if not arguments.is_sequence():
-            raise ValueError(
-                "encoding, grid_shape, extra_tokens: expected no grid and no extra tokens for a jagged x, got "
-                f"{values.shown(arguments.encoding)}, {values.shown(arguments.grid_shape)} and "
-                f"{values.shown(arguments.extra_tokens)}; call add(x.values(), ...) with positions of its rows"
-            )
-        of.check_no_padding_mask(arguments.padding_mask)
-        rank = len(of.shape)
-        if rank < 3:
-            raise ValueError(
-                "x: expected a jagged tensor of 3 dimensions or more, (batch, sequence, channels), got shape "
-                f"{of.shape}; unsqueeze it"
-            )
-        of.check_seq_dim(arguments.seq_dim)
-        channels_at = checks.axis("channel_dim", arguments.channel_dim, rank)
-        checks.two_dimensions(1, channels_at, arguments.seq_dim, arguments.channel_dim)
-        if channels_at == 0:
-            raise ValueError(
-                "channel_dim: expected a dimension behind the sequences of a jagged x, got "
-                f"{arguments.channel_dim} for shape {of.shape}; pass -1"
-            )
-        super().__init__(arguments._replace(x=of.values, seq_dim=0, channel_dim=channels_at - 1))
+    of: Jagged
+    arguments: Any
+    call: Any
 
     def result(self) -> Tensor:
-        return self.sequences.like(super().result())
+        return self.of.like(self.call.result())
 
     def result_in_place(self) -> Tensor:
-        x = self.sequences.jagged
+        x: Tensor = self.of.tensor
         memory.in_place(x)
-        self.check_disjoint(self.x)
-        if _is_compiling() or self.needs_grad(self.x):
-            return x.copy_(JaggedAdd(self.given._replace(x=x.clone())).result())  # of values that are no view of x
-        super().result_in_place()
+        self.call.check_disjoint(self.call.x)
+        if torch.compiler.is_compiling() or self.call.sum.needs_grad:
+            return x.copy_(check_add(self.arguments._replace(x=x.clone())).result())  # of values that are no view of x
+        self.call.result_in_place()
         return x
 
     def result_into(self, out: Any) -> Tensor:
-        super().result_into(self.sequences.values_of("out", out))
+        self.call.result_into(self.of.values_of("out", out))
         return out
 
 
-class JaggedEmbed(_JaggedCall, EmbedCall):
-    """`embed` of jagged ids: an EmbedCall on their values."""
+def check_add(arguments: add.AddArguments) -> JaggedCall:
+    """Checks the arguments of `add` of a jagged tensor."""
+    of, shape, channel_dim = _jagged("x", arguments.x), tuple(arguments.x.shape), arguments.channel_dim
+    if not arguments.is_sequence():
+        raise ValueError(
+            "encoding, grid_shape, extra_tokens: expected no grid and no extra tokens for a jagged x, got "
+            f"{shown(arguments.encoding)}, {shown(arguments.grid_shape)} and {shown(arguments.extra_tokens)}; call "
+            "add(x.values(), ...) with positions of its rows"
+        )
+    if len(shape) < 3:
+        raise ValueError(
+            "x: expected a jagged tensor of 3 dimensions or more, (batch, sequence, channels), got shape "
+            f"{shape}; unsqueeze it"
+        )
+    channels_at = checks.axis("channel_dim", channel_dim, len(shape))
+    if channels_at == 0:
+        raise ValueError(
+            f"channel_dim: expected a dimension behind the sequences of a jagged x, got {channel_dim} for shape "
+            f"{shape}; pass -1"
+        )
+    if channels_at == 1:
+        checks.refuse_same_dimensions(1, channel_dim)
+    checks.check_x(of.values)
+    checked = of.checked(arguments, operator.index(shape[channels_at]))
+    return JaggedCall(of, arguments, add.check_add(checked._replace(x=of.values, channel_dim=channels_at - 1)))
 
-    def __init__(self, arguments: EmbedArguments) -> None:
-        self.sequences = of = Sequences("ids", arguments.ids)
-        strided_tensor("weight", arguments.weight)  # not a DTensor
-        of.check_no_padding_mask(arguments.padding_mask)
-        of.check_seq_dim(arguments.seq_dim)
-        super().__init__(arguments._replace(ids=of.values, seq_dim=0))
 
-    def result(self) -> Tensor:
-        return self.sequences.like(super().result())
+def check_embed(arguments: embed.EmbedArguments) -> JaggedCall:
+    """Checks the arguments of `embed` of jagged ids."""
+    of = _jagged("ids", arguments.ids)
+    strided_tensor("weight", arguments.weight)  # not a DTensor
+    checked = of.checked(arguments, operator.index(checks.weight(arguments.weight).shape[1]))
+    return JaggedCall(of, arguments, embed.check_embed(checked._replace(ids=of.values)))
 
 
-def encode(positions: Tensor, encoding: Any, dim: Any, dtype: Any, allow_16bit: Any) -> Tensor:
+def encode(arguments: table.EncodeArguments) -> Tensor:
     """`encode` of jagged positions."""
-    sequences = Sequences("positions", positions)
-    return sequences.like(table.encode(sequences.values, encoding, dim, dtype, allow_16bit))
+    of = _jagged("positions", arguments.positions)
+    return of.like(table.encode(arguments._replace(positions=of.values)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,11 +11,15 @@ from torch import Tensor
 
 from .. import torch_state
 from ..encodings import resolve, values
+from ..encodings.encoding import Encoding
 from ..encodings.tracing import refuse_jit_trace
-from ..records import TableOut
-from . import checks, encoded_rows, grid_rows, memory, plans
+from ..encodings.values import INT64_MAX
+from ..records import Add, TableOut
+from ..reference.tiles import accumulation
+from . import checks, encoded_rows, grid_rows, memory, plans, repetition
 from .encoded_rows import TABLE_OUT
 from .plans import pack_plan
+from .repetition import constant, is_repeatable
 
 _is_compiling = torch.compiler.is_compiling
 
@@ -36,106 +41,200 @@ class TableArguments(NamedTuple):
 def table(arguments: TableArguments) -> Tensor:
     """`sinpe_ext.table` without a device mesh."""
     refuse_jit_trace()
-    dtype = checks.table_dtype(arguments.dtype, arguments.device, arguments.out)
-    dim = resolve.dim_beside(arguments.encoding, arguments.dim)
-    arguments = arguments._replace(dtype=dtype, dim=dim)
-    is_grid = resolve.is_grid(arguments.encoding)
-    if is_grid or checks.extra_tokens(arguments.extra_tokens):
-        return _of_grid(arguments if is_grid else arguments._replace(length=(arguments.length,)))
-    length, start, device, out = arguments.length, arguments.start, arguments.device, arguments.out
-    known = plans.encoding_arguments(arguments.encoding, dim)
-    encoding = resolve.encoding(*known)
-    values.flag("flatten", arguments.flatten)
-    rows: Any = length  # ints, or symbolic ints of a graph
-    first: Any = start
-    if not _is_compiling():
-        rows, first = values.length(length), values.start(start)
-        values.position_range(encoding.start + first, rows)
-    if out is not None:
-        return _into(out, rows, known, first)
-    checks.addressable("length", rows, encoding.dim, dtype)
-    return encoded_rows.table(known, rows, first, dtype, _device(device))
+    call, out = check_table(arguments), arguments.out
+    if out is None:
+        checks.addressable("length", math.prod(call.shape[:-1]), call.shape[-1], call.dtype)
+    result = call.result() if out is None else call.result_into(out)
+    if not (call.extra_tokens or _is_compiling()):
+        if call.is_grid:
+            _keep_grid(arguments, call, result)
+        else:
+            _keep_table(arguments, resolve.encoding(*call.encoding), result)
+    return result
 
 
-def _device(device: Any) -> torch.device:
-    """The device of a new table, from the argument `device`."""
-    if _is_compiling():  # the compiler cannot trace torch.get_default_device
-        return torch.empty(0).device if device is None else torch.device(device)
-    return torch.get_default_device() if device is None else checks.torch_device(device)
+class CheckedTable(NamedTuple):
+    """A call of `table`, whose arguments have been checked.
+
+    Attributes:
+        encoding: what `resolve.encoding` takes; for a grid (grid, number of channels, None).
+        lengths: those of the axes; of a sequence, (number of rows,).
+        starts: one for each axis, relative to the starts of their encodings: ints, symbolic ints of a graph, or 0-d
+            tensors.
+        shape: shape of the result, whose points are one dimension with extra_tokens, and for a grid with flatten=True.
+    """
+
+    encoding: plans.EncodingArguments
+    is_grid: bool
+    lengths: tuple[int, ...]
+    starts: tuple[Any, ...]
+    extra_tokens: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def result(self) -> Tensor:
+        dim = self.shape[-1]
+        if self.is_grid:
+            rows = grid_rows.table(self.encoding[0], dim, self.lengths, self.starts, self.dtype, self.device)
+            rows = rows if len(self.shape) == rows.dim() else rows.flatten(0, -2)
+        else:
+            rows = encoded_rows.table(self.encoding, self.lengths[0], self.starts[0], self.dtype, self.device)
+        return torch.cat([rows.new_zeros((self.extra_tokens, dim)), rows]) if self.extra_tokens else rows
+
+    def part(self, first: Sequence[int], sizes: Sequence[int]) -> Tensor:
+        """The elements of the result from the indices `first` on, of shape `sizes`, without computing other rows if a
+        row has an index of its own."""
+        dim, (value, named, _) = self.shape[-1], self.encoding
+        starts = [start + at for start, at in zip(self.starts, first, strict=False)]
+        if self.extra_tokens or len(self.shape) != len(self.lengths) + 1:
+            rows = self.result()[first[0] : first[0] + sizes[0]]
+        elif self.is_grid:
+            rows = grid_rows.table(value, dim, sizes[:-1], starts, self.dtype, self.device)
+        else:  # also without other channels
+            columns = value, named, (min(first[-1], dim - 1), max(sizes[-1], 1))
+            return encoded_rows.table(columns, sizes[0], starts[0], self.dtype, self.device).narrow(-1, 0, sizes[-1])
+        return rows.narrow(-1, first[-1], sizes[-1]).contiguous()
+
+    def result_into(self, out: Tensor) -> Tensor:
+        """`table` with `out`, by the kernel if it can write to a tensor with these strides."""
+        if tuple(out.shape) != self.shape:
+            names = "" if self.is_grid or self.extra_tokens else ", (length, dim)"
+            raise ValueError(
+                f"out: expected shape {self.shape}{names}, got {tuple(out.shape)}; pass a tensor of that shape"
+            )
+        if out.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError("out: expected a tensor without gradient, got one that requires it; pass out.detach()")
+        if not _is_compiling():
+            memory.writable("out", out)
+        if self.is_grid or self.extra_tokens or _is_compiling() or torch_state.read().traced or out.is_neg():
+            return out.copy_(self.result())
+        encoding = resolve.encoding(*self.encoding)
+        is_dense = out.stride(1) == 1 or encoding.dim == 1
+        if encoding.angle != "exact" or not is_dense or out.device.type not in ("cpu", "cuda"):
+            return out.copy_(self.result())
+        if self.lengths[0]:
+            TABLE_OUT(TableOut(pack_plan(encoding, out.device), self.starts[0]), out)
+        torch.autograd.graph.increment_version(out)
+        return out
 
 
-def _check_out(out: Tensor, shape: tuple[int, ...], names: str = "") -> None:
-    """Checks the shape of `out`, and that no gradient is lost."""
-    if tuple(out.shape) != shape:
-        raise ValueError(f"out: expected shape {shape}{names}, got {tuple(out.shape)}; pass a tensor of that shape")
-    if out.requires_grad and torch.is_grad_enabled():
-        raise RuntimeError("out: expected a tensor without gradient, got one that requires it; pass out.detach()")
-
-
-def _into(out: Tensor, length: int, known: plans.EncodingArguments, start: int) -> Tensor:
-    """`table` with `out`, by the kernel if it can write to a tensor with these strides."""
-    encoding = resolve.encoding(*known)
-    _check_out(out, (length, encoding.dim), ", (length, dim)")
-    if _is_compiling():
-        return out.copy_(encoded_rows.table(known, length, start, out.dtype, out.device))
-    memory.writable("out", out)
-    direct = encoding.angle == "exact" and (out.stride(1) == 1 or encoding.dim == 1) and not out.is_neg()
-    if not direct or torch_state.read().traced or out.device.type not in ("cpu", "cuda"):
-        return out.copy_(encoded_rows.table(known, length, start, out.dtype, out.device))
-    if length:
-        TABLE_OUT(TableOut(pack_plan(encoding, out.device), start), out)
-    torch.autograd.graph.increment_version(out)
-    return out
-
-
-def _of_grid(arguments: TableArguments) -> Tensor:
-    """`table` of a GridEncoding, or with extra tokens."""
-    length, encoding, _, dtype, device, out, *_ = arguments
-    dim, firsts = resolve.grid_dim_and_starts(encoding, arguments.dim)
-    lengths = checks.grid_lengths("length", length, len(firsts))
-    extra = checks.extra_tokens(arguments.extra_tokens)
-    points = math.prod(lengths)
-    shape = (extra + points, dim) if values.flag("flatten", arguments.flatten) or extra else (*lengths, dim)
-    if out is not None:
-        _check_out(out, shape)
-        where = out.device
-        memory.writable("out", out)
+def check_table(a: TableArguments) -> CheckedTable:
+    """Checks the arguments of `table`, except whether `out` can be written to."""
+    dtype = checks.table_dtype(a.dtype, a.device, a.out)
+    dim = resolve.dim_beside(a.encoding, a.dim)
+    is_grid, extra = resolve.is_grid(a.encoding), checks.extra_tokens(a.extra_tokens)
+    is_flat, starts = values.flag("flatten", a.flatten) or extra, a.start
+    if a.out is not None:
+        device = a.out.device
+    elif _is_compiling():  # the compiler cannot trace torch.get_default_device
+        device = torch.empty(0).device if a.device is None else torch.device(a.device)
     else:
-        where = _device(device)
-        checks.addressable("length", extra + points, dim, dtype)
-    starts = checks.grid_starts(arguments.start, firsts, lengths, None, where)
-    rows = grid_rows.table(encoding, dim, lengths, starts, dtype, where)
-    if arguments.flatten or extra:
-        rows = rows.flatten(0, -2)
-    if extra:
-        rows = torch.cat([rows.new_zeros((extra, dim)), rows])
-    return rows if out is None else out.copy_(rows)
+        device = torch.get_default_device() if a.device is None else checks.torch_device(a.device)
+    if is_grid:
+        dim, firsts = resolve.grid_dim_and_starts(a.encoding, dim)
+        lengths = checks.grid_lengths("length", a.length, len(firsts))
+        starts = checks.starts(a.start, firsts, lengths, True, device)
+        starts = starts[0].unbind() if isinstance(starts, Tensor) else starts
+        known: plans.EncodingArguments = a.encoding, dim, None
+    else:
+        known = plans.encoding_arguments(a.encoding, dim)
+        encoding = resolve.encoding(*known)
+        dim, lengths = encoding.dim, (a.length,)
+        if not _is_compiling():  # symbolic ints of a graph are not checked
+            lengths, starts = (values.length(a.length),), values.start(a.start)
+            values.position_range(encoding.start + starts, lengths[0])
+        starts = (starts,)
+    shape = (extra + math.prod(lengths), dim) if is_flat else (*lengths, dim)
+    return CheckedTable(known, is_grid, lengths, starts, extra, shape, dtype, device)
 
 
-def encode(positions: Any, encoding: Any, dim: Any, dtype: torch.dtype, allow_16bit: bool) -> Tensor:
+def _keep_table(given: TableArguments, encoding: Encoding, result: Tensor) -> None:
+    """Keeps a call of `table` for repetition."""
+    if not is_repeatable(result) or encoding.angle != "exact" or (result.stride(1) != 1 and encoding.dim > 1):
+        return
+    call = repetition.Call(repetition.TABLE, given)
+    length = -1
+    call.integer("length", 1, INT64_MAX, size=length)
+    start = call.start(encoding.start, length)
+    plan, sizes, groups = pack_plan(encoding, result.device), (length, encoding.dim), ((0,), (1,))
+    if given.out is None:
+        to = repetition.Result(sizes=sizes, dtype=result.dtype, device=given.device)
+    else:
+        call.tensor("out", sizes, groups)
+        to = repetition.Result(written=call.index["out"])
+    call.keep("table_out", [constant(plan), start, repetition.result_of(groups)], to)
+
+
+def _keep_grid(given: TableArguments, of: CheckedTable, result: Tensor) -> None:
+    """Keeps a call of `table` of a grid for repetition, as its sum with -0.0, which changes no number."""
+    grid, lengths = resolve.grid(*of.encoding[:2]), tuple(of.lengths)
+    rows = grid_rows.AxisRows(grid, lengths, tuple(of.starts), accumulation(of.dtype), result.device, by_channels=False)
+    is_exact = all([axis.angle == "exact" for axis in grid.axes])
+    if not is_exact or not is_repeatable(result) or not grid_rows.are_cached(rows):
+        return
+    call = repetition.Call(repetition.TABLE, given)
+    zeros = torch.full((), -0.0, dtype=of.dtype, device=result.device).expand(math.prod(lengths), grid.dim)
+    packed_grid = grid_rows.pack_grid(grid, lengths, False, result.device)
+    to = repetition.Result(sizes=tuple(result.shape), dtype=of.dtype, device=given.device)
+    if given.out is not None:
+        call.tensor("out", result.shape, ())
+        to = repetition.Result(written=call.index["out"])
+    a = Add(zeros, packed_grid, axis_rows=grid_rows.values(rows))
+    last = result.dim() - 1
+    call.keep("add", [*map(constant, a), repetition.result_of((tuple(range(last)), (last,)))], to)
+
+
+class EncodeArguments(NamedTuple):
+    """The arguments of `encode` as given by the caller; see `functional.encode`."""
+
+    positions: Any
+    encoding: Any = None
+    dim: Any = None
+    dtype: Any = torch.float32
+    allow_16bit: Any = False
+
+
+def encode(given: EncodeArguments) -> Tensor:
     """`sinpe_ext.encode` of ordinary tensors."""
     refuse_jit_trace()
-    if dim is not None:
-        dim = resolve.dim_beside(encoding, dim)
-    if resolve.is_grid(encoding):
-        return _of_coordinates(positions, encoding, dim, dtype, allow_16bit)
-    encoding_arguments = plans.encoding_arguments(encoding, dim)
-    encoding = resolve.encoding(*encoding_arguments)
-    positions = checks.positions(positions, allow_16bit=allow_16bit)
-    checks.float_dtype("dtype", dtype)
-    checks.addressable("positions", positions.numel(), encoding.dim, dtype)
-    return encoded_rows.encode(encoding_arguments, positions, dtype)
-
-
-def _of_coordinates(positions: Any, encoding: Any, dim: int | None, dtype: torch.dtype, allow_16bit: bool) -> Tensor:
-    """`encode` with a GridEncoding."""
-    dim, firsts = resolve.grid_dim_and_starts(encoding, dim)
-    positions = checks.positions(positions, allow_16bit=allow_16bit)
-    if positions.dim() < 1 or positions.shape[-1] != len(firsts):
+    encoding, dtype, dim = given.encoding, given.dtype, resolve.dim_beside(given.encoding, given.dim)
+    is_grid = resolve.is_grid(encoding)
+    if is_grid:
+        dim, firsts = resolve.grid_dim_and_starts(encoding, dim)
+    else:
+        known = plans.encoding_arguments(encoding, dim)
+        encoding = resolve.encoding(*known)
+        dim = encoding.dim
+    positions = checks.positions(given.positions, allow_16bit=given.allow_16bit)
+    if is_grid and (positions.dim() < 1 or positions.shape[-1] != len(firsts)):
         raise ValueError(
             f"positions: expected {len(firsts)} coordinates, one per axis of the grid, in the last dimension, got "
             f"shape {tuple(positions.shape)}; stack them with torch.stack(coordinates, -1)"
         )
     checks.float_dtype("dtype", dtype)
     checks.addressable("positions", positions.numel(), dim, dtype)
-    return grid_rows.encode(encoding, dim, positions, dtype)
+    if is_grid:
+        return grid_rows.encode(encoding, dim, positions, dtype)
+    result = encoded_rows.encode(known, positions, dtype)
+    _keep_encode(given, encoding, result)
+    return result
+
+
+def _keep_encode(given: EncodeArguments, encoding: Encoding, result: Tensor) -> None:
+    """Keeps a call of `encode` for repetition."""
+    positions = given.positions
+    if not is_repeatable(result) or encoding.angle != "exact" or positions.dtype == torch.uint64:
+        return
+    call = repetition.Call(repetition.ENCODE, given)
+    sizes, groups = tuple(-1 - d for d in range(positions.dim())), tuple((d,) for d in range(positions.dim()))
+    convert: Any = None if positions.is_contiguous() else Tensor.contiguous
+    if positions.dtype not in checks.POSITIONS:
+        convert = Tensor.float if positions.is_floating_point() else Tensor.long
+    operand, plan = call.tensor("positions", sizes, groups, convert), constant(pack_plan(encoding, result.device))
+    constants = {"dim": constant(encoding.dim), "dtype": constant(result.dtype)}
+    record = None
+    if result.requires_grad:
+        record = call.recorder(encoded_rows.ENCODE, {"positions": operand, "plan": plan, **constants})
+    to = repetition.Result(sizes=(*sizes, encoding.dim), dtype=result.dtype, device=result.device)
+    call.keep("encode", [operand, plan, repetition.result_of((*groups, (len(groups),)))], to, record)

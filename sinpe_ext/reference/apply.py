@@ -16,12 +16,12 @@ from torch import Tensor
 from ..encodings.plan import Plan
 from ..encodings.values import position_range
 from ..records import Add, Dropout, Embed, EmbedBackward, RowDots
-from . import philox, tree_sum
+from . import packed_grid, philox, tree_sum
 from .tiles import Rows, accumulation, arranged, block, widest
 
 
 @torch.no_grad()
-def add(plan: Plan, a: Add, out: Tensor | None = None) -> Tensor:
+def add(plan: Plan | None, a: Add, out: Tensor | None = None) -> Tensor:
     """dropout(scale * x + alpha * PE), without gradient.
 
     Equivalent to, with acc = float64 for float64 x and float32 otherwise::
@@ -30,20 +30,30 @@ def add(plan: Plan, a: Add, out: Tensor | None = None) -> Tensor:
         torch.where(keep, (total * kept_scale).to(x.dtype), 0.0)   # drop_threshold = 0: total.to(x.dtype)
 
     Args:
-        plan: the constants of the encoding, packed in a.plan.
+        plan: the constants of the encoding, packed in a.plan; None with a.axis_rows, which is PE's source then.
         a.x: (B, *M, S, D) or (S, D), floating point.
         a.positions: None, (S,) or (1 or B, S), int64 or float; or (1 or B, 1) int64, the first position of each sample.
         a.start: position of the first row relative to plan.start, if positions is None.
         a.scale, a.alpha: rounded to acc first; alpha may be a tensor of shape () or (1,).
         a.padding_mask: (1 or B, S) bool, True = no encoding; or None.
+        a.axis_rows: the rows of a grid's axes, see `packed_grid.py`; or None.
+        a.extra_tokens: number of rows in front of those to which PE is added; S counts the others.
         out: tensor to write to and return; may be x itself. None: a new tensor as of `torch.empty_like(x)`.
     """
-    x = a.x
-    source = _rows(plan, a, x, x.shape[-2], a.alpha)
+    x, extra = a.x, a.extra_tokens
+    count = x.shape[-2] - extra
+    source = None if plan is None else _rows(plan, a, x, count, a.alpha)
     out = torch.empty_like(x) if out is None else out
     if a.drop_threshold == philox.DROP_ALL:
         return out.zero_()
-    _combine(x, source.at(slice(None), slice(0, x.shape[-2]), x.dim()), a, out)
+    if source is not None:
+        pe = source.at(slice(None), slice(0, count), x.dim())
+    else:
+        assert a.axis_rows is not None
+        pe = packed_grid.decoded(a.axis_rows, a.plan)
+    _combine(x.narrow(-2, extra, count), pe, a, out.narrow(-2, extra, count))
+    if extra:
+        _combine(x.narrow(-2, 0, extra), None, a, out.narrow(-2, 0, extra))
     return _drop_(out, a)
 
 

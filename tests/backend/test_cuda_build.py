@@ -241,7 +241,7 @@ def test_architectures_are_of_the_list_otherwise_of_the_devices(listed, devices,
 
 REGISTERED = """
 import torch
-from sinpe_ext.operations import fast_path
+from sinpe_ext import functional
 torch.ops.load_library({library!r})
 has = torch._C._dispatch_has_kernel_for_dispatch_key
 assert has("sinpe_ext::table", "CUDA") and has("sinpe_ext::encode", "CUDA")

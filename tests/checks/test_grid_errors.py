@@ -46,7 +46,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: add(X, GRID, start=torch.zeros(3, 2, dtype=torch.long)), ValueError, "or (2, 2), one for each sample"),
     (lambda: add(X, GRID, start=torch.zeros(2)), TypeError, "start: expected an int or an integer tensor"),
     (lambda: add(X, GRID, positions=torch.zeros(3, 4, 2), start=1), ValueError, "start: expected 0 together with"),
-    (lambda: add(X, GRID, positions=torch.zeros(3, 4)), ValueError, "positions: expected shape (3, 4, 2) or (1, 3, 4"),
+    (lambda: add(X, GRID, positions=torch.zeros(3, 4)), ValueError, "positions: expected shape (3, 4, 2) or (2, 3, 4"),
     (lambda: add(X, GRID, positions=torch.zeros(3, 4, 3)), ValueError, "coordinates in the last dimension"),
     (lambda: add(X, GRID, positions=torch.zeros(12, 2)), ValueError, "positions: expected shape (3, 4, 2)"),
     (lambda: add(FLAT, GRID, positions=torch.zeros(11, 2)), ValueError, "positions: expected shape (12, 2)"),
@@ -105,6 +105,10 @@ def test_rejected_call_writes_nothing_and_draws_nothing(backend: str) -> None:
     assert torch.equal(out, torch.full_like(X, 7.0)) and torch.equal(torch.get_rng_state(), state)
 
 
+NONE = None, None, None, None  # positions, padding_mask, alpha, seed
+PLAIN = 0, False, 1.0, 0, 0, []  # start, positions_are_starts, scale, extra_tokens, drop_threshold, rng_offsets
+
+
 @pytest.mark.parametrize("words", [[1, 2, 3], "magic", "axis", "channel", "offset", "values", "length", "count"])
 def test_invalid_packed_grid_is_rejected(words: Any) -> None:
     """The operator checks its operands itself."""
@@ -118,14 +122,14 @@ def test_invalid_packed_grid_is_rejected(words: Any) -> None:
     places = {"magic": 0, "values": 6, "length": 8, "axis": 10, "channel": 11, "offset": 14, "count": 4}
     if isinstance(words, str):
         bad[places[words]] = 2**40 if words != "axis" else 2
-    op = torch.ops.sinpe_ext.add_grid_out.default
+    op = torch.ops.sinpe_ext.add_out.default
     out = torch.full_like(FLAT, 7.0)
     with pytest.raises(RuntimeError):
-        op(FLAT, values, bad, None, None, 1.0, 0, [], out)
+        op(FLAT, bad, *NONE, values, *PLAIN, out)
     with pytest.raises(RuntimeError):
-        op(FLAT, values.double(), good, None, None, 1.0, 0, [], out)
+        op(FLAT, good, *NONE, values.double(), *PLAIN, out)
     with pytest.raises(RuntimeError):
-        op(FLAT[:, :11], values, good, None, None, 1.0, 0, [], out[:, :11])
+        op(FLAT[:, :11], good, *NONE, values, *PLAIN, out[:, :11])
     assert torch.equal(out, torch.full_like(FLAT, 7.0))
-    op(FLAT, values, good, None, None, 1.0, 0, [], out)
+    op(FLAT, good, *NONE, values, *PLAIN, out)
     assert torch.equal(out, FLAT)

@@ -38,8 +38,6 @@ def arguments(name: str, device: torch.device) -> dict[str, Any]:
         "grad": x,
         "out": torch.zeros(S, D, device=device) if name == "table_out" else torch.zeros_like(x),
         "plan": pack_plan(sinpe.convention("fairseq", D)).to(device),
-        "grid": grid_rows.pack_grid(GRID, (S,), False, device),
-        "values": torch.zeros(S * D, device=device),
         "ids": torch.zeros(B, S, dtype=torch.int64, device=device),
         "weight": torch.zeros(ROWS, D, device=device),
         "positions": torch.zeros(1, S, dtype=torch.int64, device=device),
@@ -48,10 +46,17 @@ def arguments(name: str, device: torch.device) -> dict[str, Any]:
         "seed": torch.zeros(1, dtype=torch.int64, device=device),
         "angular_frequencies": torch.ones(D, dtype=torch.float64, device=device),
         "terms": torch.zeros(B, S, dtype=torch.float64, device=device),
+        "axis_rows": None, "extra_tokens": 0,
         "start": 0, "length": S, "dim": D, "dtype": torch.float32, "positions_are_starts": False, "scale": 1.0,
         "drop_threshold": 100, "rng_offsets": [], "padding_idx": -1, "sparse": False, "num_embeddings": ROWS,
     }  # fmt: skip
     return {a.name: known[a.name] for a in op(name)._schema.arguments}
+
+
+def grid(device: torch.device) -> dict[str, Any]:
+    """Arguments of `add` that make it that of a grid."""
+    packed = grid_rows.pack_grid(GRID, (S,), False, device)
+    return {"plan": packed, "axis_rows": torch.zeros(S * D, device=device), "positions": None}
 
 
 def op(name: str) -> Any:
@@ -60,7 +65,10 @@ def op(name: str) -> Any:
 
 def call(name: str, device: torch.device, **changed: Any) -> Any:
     """Calls the device's kernel directly; a changed argument may be computed from the original."""
-    given = arguments(name, device)
+    given = arguments(name.removesuffix(" grid"), device)
+    if name.endswith(" grid"):
+        name = name.removesuffix(" grid")
+        given |= grid(device)
     for argument, value in changed.items():
         given[argument] = value(given[argument]) if callable(value) else value
     return op(name).redispatch(torch._C.DispatchKeySet(KEYS[device.type]), *given.values())
@@ -68,10 +76,16 @@ def call(name: str, device: torch.device, **changed: Any) -> Any:
 
 # The operators of a compiled library, and the tensors that each takes.
 KERNELS = [name for name in OPERATORS if name not in ("plan_partner", "plan_angular_frequencies", "draw_seed")]
-TENSORS = [(name, a.name) for name in KERNELS for a in op(name)._schema.arguments if "Tensor" in str(a.type)]
+TENSORS = [
+    (name, a.name)
+    for name in KERNELS
+    for a in op(name)._schema.arguments
+    if "Tensor" in str(a.type) and a.name != "axis_rows"
+]
+TENSORS += [("add_out grid", name) for name in ("x", "plan", "padding_mask", "axis_rows", "out")]
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", [*KERNELS, "add grid", "add_out grid"])
 def test_arguments_of_these_tests_are_valid(name: str, device: torch.device) -> None:
     result = call(name, device)
     for made in result if isinstance(result, tuple) else (result,):
@@ -90,7 +104,7 @@ Change = Any
 twice: Callable[[Tensor], Tensor] = lambda t: t.repeat(*[1] * (t.dim() - 1), 2)  # noqa: E731
 
 ERRORS: dict[str, tuple[str, dict[str, Change], str]] = {  # operator, invalid arguments, message
-    "plan int32": ("add", {"plan": Tensor.int}, "plan: expected int64 words, got Int$"),
+    "plan int32": ("add", {"plan": Tensor.int}, "plan: unsupported dtype, got Int$"),
     "plan float64": ("table", {"plan": Tensor.double}, "plan: expected int64 words, got Double$"),
     "plan strided": ("encode", {"plan": lambda t: twice(t)[::2]}, "plan: expected contiguous words, got strides; "),
     "plan empty": ("add", {"plan": lambda t: t[:0]}, "plan: "),
@@ -108,25 +122,33 @@ ERRORS: dict[str, tuple[str, dict[str, Change], str]] = {  # operator, invalid a
     "length": ("table", {"length": -1}, "length: expected 0 or more, got -1$"),
     "dim": ("table", {"dim": 0}, "dim: expected "),
     "dtype": ("encode", {"dtype": torch.int64}, "dtype: expected a floating-point type, got Long$"),
-    "grid int32": ("add_grid_out", {"grid": Tensor.int}, "grid: expected int64 words, got Int$"),
+    "grid float64": ("add_out grid", {"plan": Tensor.double}, "plan: expected int64 words, got Double$"),
     "grid strided": (
-        "add_grid_out",
-        {"grid": lambda t: twice(t)[::2]},
-        "grid: expected contiguous words, .* pass grid",
+        "add_out grid",
+        {"plan": lambda t: twice(t)[::2]},
+        "plan: expected contiguous words, .* pass plan",
     ),
-    "grid empty": ("add_grid_out", {"grid": lambda t: t[:0]}, "grid: expected a packed grid tensor, got none$"),
-    "values dtype": ("add_grid_out", {"values": Tensor.double}, "values: .* row of Float, got 1 dimensions of Double$"),
-    "values of float64": (
-        "add_grid_out",
+    "grid empty": ("add_out grid", {"plan": lambda t: t[:0]}, "plan: expected a packed plan tensor, got none$"),
+    "rows dtype": (
+        "add_out grid",
+        {"axis_rows": Tensor.double},
+        "axis_rows: .* row of Float, got 1 dimensions of Double$",
+    ),
+    "rows of float64": (
+        "add_out grid",
         {"x": Tensor.double, "out": Tensor.double},
-        "values: .* row of Double, got 1 dimensions of Float$",
+        "axis_rows: .* row of Double, got 1 dimensions of Float$",
     ),
-    "values strided": (
-        "add_grid_out",
-        {"values": lambda t: twice(t)[::2]},
-        "values: expected a contiguous row of Float",
+    "rows strided": (
+        "add_out grid",
+        {"axis_rows": lambda t: twice(t)[::2]},
+        "axis_rows: expected a contiguous row of Float",
     ),
-    "values rank": ("add_grid_out", {"values": lambda t: t[None]}, "values: .* of Float, got 2 dimensions of Float$"),
+    "rows rank": (
+        "add_out grid",
+        {"axis_rows": lambda t: t[None]},
+        "axis_rows: .* of Float, got 2 dimensions of Float$",
+    ),
     "positions strided": ("encode", {"positions": lambda t: twice(t)[:, ::2]}, "positions: expected a contiguous"),
     "positions rank": ("add_out", {"positions": lambda t: t[0]}, "positions: expected 2 dimensions, .* got 1$"),
     "positions shape": (
@@ -140,13 +162,19 @@ ERRORS: dict[str, tuple[str, dict[str, Change], str]] = {  # operator, invalid a
         rf"positions: expected the shape \({B} or 1, 1\), got \(1, {S}\)$",
     ),
     "positions int32": ("row_dots", {"positions": Tensor.int}, "positions: unsupported dtype, got Int$"),
-    "mask dtype": ("add_out", {"padding_mask": Tensor.int}, "padding_mask: expected bool, got Int$"),
+    "mask dtype": ("add_out", {"padding_mask": Tensor.long}, "padding_mask: expected bool, got Long$"),
     "mask shape": ("embed", {"padding_mask": lambda t: t[:, :1]}, rf"padding_mask: .* or 1, {S}\), got \({B}, 1\)$"),
     "alpha size": ("add", {"alpha": twice}, "alpha: expected one number, got 2$"),
     "alpha int64": ("embed", {"alpha": Tensor.long}, "alpha: expected a floating-point type, got Long$"),
     "seed none": ("dropout", {"seed": None}, "seed: expected one int64, got None while drop_threshold is 100$"),
     "seed size": ("add", {"seed": twice}, "seed: expected one int64, got 2 of Long$"),
     "seed dtype": ("embed_backward", {"seed": Tensor.double}, "seed: expected one int64, got 1 of Double$"),
+    "extra tokens": ("add", {"extra_tokens": S + 1}, f"extra_tokens: expected 0 to {S}, got {S + 1}$"),
+    "positions of a grid": (
+        "add_out grid",
+        {"positions": lambda _: torch.zeros(1, S)},
+        "positions: expected None where axis_rows is given",
+    ),
     "drop -1": ("dropout", {"drop_threshold": -1}, "drop_threshold: expected 0 to 65536, got -1$"),
     "drop 65537": ("embed", {"drop_threshold": 65537}, "drop_threshold: expected 0 to 65536, got 65537$"),
     "elements": ("add", {"rng_offsets": [0, 1, 2]}, r"rng_offsets: expected 4 integers \(.*\), got 3$"),
@@ -165,7 +193,7 @@ ERRORS: dict[str, tuple[str, dict[str, Change], str]] = {  # operator, invalid a
         {"angular_frequencies": Tensor.float},
         f"angular_frequencies: .* float64 .*, got {D} of Float$",
     ),
-    "ids int32": ("embed", {"ids": Tensor.int}, "ids: expected int64, got Int$"),
+    "ids float64": ("embed", {"ids": Tensor.double}, "ids: expected int64, got Double$"),
     "ids rank": ("embed", {"ids": lambda t: t[0, 0]}, "ids: expected 1 to 15 dimensions, got 0$"),
     "weight rank": ("embed", {"weight": lambda t: t[0]}, r"weight: expected the shape \(num_embeddings, dim\)"),
     "weight strided": ("embed", {"weight": lambda t: twice(t)[:, ::2]}, "weight: .* with contiguous channels$"),
@@ -216,14 +244,14 @@ def test_invalid_plan(name: str, case: Any, device: torch.device) -> None:
 
 
 NO_GRID: dict[str, tuple[dict[str, Change], str]] = {  # the CPU raises, CUDA gives NaN
-    "no grid": ({"grid": no_plan}, "grid: expected a packed grid tensor for 24 values, got another; pass"),
-    "a plan": ({"grid": lambda t: pack_plan(sinpe.Encoding(D)).to(t.device)}, "grid: expected a packed grid tensor"),
-    "fewer values": ({"values": lambda t: t[1:]}, "grid: expected a packed grid tensor for 23 values"),
-    "more values": ({"values": twice}, "grid: expected a packed grid tensor for 48 values"),
+    "no grid": ({"plan": no_plan}, "plan: expected a packed grid tensor for 24 values of axis_rows, got another; pass"),
+    "a plan": ({"plan": lambda t: pack_plan(sinpe.Encoding(D)).to(t.device)}, "plan: expected a packed grid tensor"),
+    "fewer values": ({"axis_rows": lambda t: t[1:]}, "plan: expected a packed grid tensor for 23 values"),
+    "more values": ({"axis_rows": twice}, "plan: expected a packed grid tensor for 48 values"),
     "other lengths": (
         {
-            "grid": lambda t: grid_rows.pack_grid(GRID, (S + 1,), False, t.device),
-            "values": lambda t: t.new_zeros((S + 1) * D),
+            "plan": lambda t: grid_rows.pack_grid(GRID, (S + 1,), False, t.device),
+            "axis_rows": lambda t: t.new_zeros((S + 1) * D),
         },
         "x: expected the points and channels of the grid",
     ),
@@ -237,10 +265,10 @@ def test_invalid_grid(case: Any, device: torch.device) -> None:
     changed = changed | {"out": out, "padding_mask": None, "drop_threshold": 0}
     if device.type == "cpu" and not emulated():
         with pytest.raises(RuntimeError, match=f"^{message}"):
-            call("add_grid_out", device, **changed)
+            call("add_out grid", device, **changed)
         assert not out.any()
     else:
-        call("add_grid_out", device, **changed)
+        call("add_out grid", device, **changed)
         assert out.isnan().all()
 
 

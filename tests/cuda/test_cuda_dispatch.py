@@ -6,18 +6,17 @@ value (`item`, `nonzero`) fails and each copy between devices is detected.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 import torch
+from kernel_table import stand_in
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from ways import use
 
 import sinpe_ext as sinpe
 from sinpe_ext import device_constants, torch_state
@@ -121,7 +120,7 @@ def test_fake_kernels_keep_the_device(mode: FakeTensorMode) -> None:
         "table": op.table(words, 0, S, D, torch.float16),
         "encode": op.encode(ids, words, D, torch.float64),
         "dropout": op.dropout(x, seed, 9, 1.0, []),
-        "add": op.add(x, words, None, None, None, seed, *rows, 9, []),
+        "add": op.add(x, words, None, None, None, seed, None, *rows, 0, 9, []),
         "row_dots": op.row_dots(x, words, None, None, None, seed, 0, False, 9, []),
         "add_backward": op.add_backward(x, words, None, None, seed, *rows, 9, [])[0],
         "tree_sum": op.tree_sum(torch.empty(B, S, dtype=torch.float64, device="cuda")),
@@ -208,17 +207,16 @@ def test_no_value_is_read_or_copied(name: str, as_if: None) -> None:
     assert any("sinpe_ext" in call for call in names) or name in ("float32 angle", "add with all options")
 
 
-# Host work of a call in Python: CUDA runtime queries, kernels besides ours, and functions of the package.
-HOSTED: dict[str, tuple[Callable[[], Callable[[], Any]], tuple[int, int, int]]] = {
-    "add": (lambda: partial(sinpe.add, random(B, S, D), ENCODING), (1, 0, 39)),
-    "add, dropout, int seed, float alpha": (
-        lambda: partial(sinpe.add, random(B, S, D), ENCODING, dropout=0.1, seed=5, alpha=0.5),
-        (1, 0, 51),
+# Calls whose host work is counted: CUDA runtime queries, and kernels besides ours.
+HOSTED: dict[str, Callable[[], Callable[[], Any]]] = {
+    "add": lambda: partial(sinpe.add, random(B, S, D), ENCODING),
+    "add, dropout, int seed, float alpha": lambda: partial(
+        sinpe.add, random(B, S, D), ENCODING, dropout=0.1, seed=5, alpha=0.5
     ),
-    "embed": (lambda: partial(sinpe.embed, whole(B, S), random(V, D), ENCODING), (1, 0, 42)),
-    "encode, 8 timesteps": (lambda: partial(sinpe.encode, whole(8), ENCODING), (1, 0, 30)),
-    "decode step": (lambda: partial(sinpe.add, random(B, 1, D), ENCODING, start=7), (1, 0, 39)),
-    "decode step, layer": (lambda: partial(LAYER, random(B, 1, D), start=7), (1, 0, 42)),
+    "embed": lambda: partial(sinpe.embed, whole(B, S), random(V, D), ENCODING),
+    "encode, 8 timesteps": lambda: partial(sinpe.encode, whole(8), ENCODING),
+    "decode step": lambda: partial(sinpe.add, random(B, 1, D), ENCODING, start=7),
+    "decode step, layer": lambda: partial(LAYER, random(B, 1, D), start=7),
 }
 
 
@@ -232,46 +230,8 @@ QUESTIONS = ("current_device", "is_current_stream_capturing", "synchronize", "ge
 LAUNCHES_NOTHING = "empty empty_like view expand detach reshape alias unsqueeze select slice permute transpose".split()
 
 
-def host_work(call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
-    """(CUDA runtime queries from Python, kernels besides ours, functions of the package) of a warm call."""
-    asked: list[str] = []
-    for name in QUESTIONS:
-        monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: asked.append(name) or 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # cached by torch
-    call(), call()
-    asked.clear()
-    with OperatorsAndDevices() as seen:
-        call()
-    questions = len(asked)
-    of_torch = [n.removeprefix("aten.") for n, devices in seen.calls if "cuda" in devices and n.startswith("aten.")]
-    beside = [n for n in of_torch if n.split(".")[0] not in LAUNCHES_NOTHING]
-    entered: list[str] = []
-    package = str(Path(sinpe.__file__).parent)
-
-    def profile(frame: FrameType, event: str, _: Any) -> None:
-        path = frame.f_code.co_filename
-        if event == "call" and path.startswith(package) and not is_fake(frame):
-            entered.append(frame.f_code.co_name)
-
-    sys.setprofile(profile)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return questions, len(beside), len(entered)
-
-
-def is_fake(frame: FrameType | None) -> bool:
-    """Whether a function is called for fake tensors only."""
-    while frame is not None:
-        if "_subclasses" in frame.f_code.co_filename:
-            return True
-        frame = frame.f_back
-    return False
-
-
 @pytest.mark.parametrize("name", HOSTED)
-def test_host_work_per_call(name: str, as_if: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_work_of_a_checked_call(name: str, as_if: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def new(key: Any, device: torch.device, make: Callable[[], Tensor], note: Any) -> Tensor:
         words = make()
         return device_constants._copies.setdefault((key, device), torch.empty_like(words, device=device))
@@ -279,10 +239,40 @@ def test_host_work_per_call(name: str, as_if: None, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(device_constants, "_copies", {})
     monkeypatch.setattr(device_constants, "_new", new)
     monkeypatch.setattr(plans, "on_device", device_constants.on_device)
-    make, expected = HOSTED[name]
-    call = make()
+    queries: list[str] = []
+    for question in QUESTIONS:
+        monkeypatch.setattr(torch.cuda, question, lambda *_, question=question: queries.append(question) or 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # cached by torch
+    call = HOSTED[name]()
     with torch.no_grad():
-        assert host_work(call, monkeypatch) == expected
+        call(), call()
+        queries.clear()
+        with OperatorsAndDevices() as seen:
+            call()
+    of_torch = [n.removeprefix("aten.") for n, devices in seen.calls if "cuda" in devices and n.startswith("aten.")]
+    assert len(queries) == 1 and not [n for n in of_torch if n.split(".")[0] not in LAUNCHES_NOTHING]
+
+
+STAND_IN: dict[str, tuple[Callable[[], Any], list[str]]] = {  # large calls, and what they call of the kernels
+    "add": (lambda: sinpe.add(torch.ones(1, 9000, D), ENCODING, start=7), ["is_ready", "run"]),
+    "add, seed": (lambda: sinpe.add(torch.ones(1, 9000, D), dropout=0.1, seed=5, alpha=0.5), ["is_ready", "run"]),
+    "add, drawn seed": (lambda: sinpe.add(torch.ones(1, 9000, D), dropout=0.1), ["is_ready", "check", "run"]),
+    "embed": (lambda: sinpe.embed(torch.ones(9000).int(), torch.ones(V, D)), ["is_ready", "run"]),
+    "encode": (lambda: sinpe.encode(torch.arange(9000), ENCODING), ["is_ready", "run"]),
+    "table": (lambda: sinpe.table(9000, ENCODING), ["is_ready", "run"]),
+    "learned x": (lambda: sinpe.add(torch.ones(1, 9000, D, requires_grad=True)), ["is_ready", "run"]),
+}
+
+
+@pytest.mark.parametrize("name", STAND_IN)
+def test_host_work_of_a_repeated_call(name: str, need_kernels: None) -> None:
+    """One question to the device and one launch, with the CPU's kernels in place of a device's."""
+    call, want = STAND_IN[name]
+    with sinpe.use_backend("compiled"):
+        call()
+        with stand_in(in_host_memory=False) as calls:
+            call()
+        assert calls == want
 
 
 @pytest.mark.parametrize("seed", ["tensor", "generator"])
@@ -318,10 +308,10 @@ def test_seeds_of_a_cuda_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     generator = CudaGenerator(1234567)
     monkeypatch.setattr(torch.cuda, "default_generators", (None, generator))
-    assert [dropout.draw(torch.device("cuda", 1)) for _ in range(4)] == [n >> 1 for n in published]
+    assert [dropout.draw(None, torch.device("cuda", 1)) for _ in range(4)] == [n >> 1 for n in published]
     assert generator.offset == 16
     generator.offset = 4
-    assert dropout.draw(torch.device("cuda", 1)) == published[1] >> 1
+    assert dropout.draw(None, torch.device("cuda", 1)) == published[1] >> 1
     seeds = {dropout._drawn(CudaGenerator(seed, 4 * n)) for seed in (0, 1, 2**64 - 1) for n in range(1000)}
     assert len(seeds) == 3000 and min(seeds) >= 0 and max(seeds) < 2**63
 
@@ -449,12 +439,13 @@ def test_slopes_equal_the_plan(encoding: sinpe.Encoding) -> None:
 
 
 def test_ids_are_checked_if_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device only then; on the CPU always, before a seed is drawn."""
     looked: list[Any] = []
     monkeypatch.setattr(apply, "id_range", lambda ids, rows: looked.append(ids.device))
     ids, weight = torch.zeros(2, 3, dtype=torch.long), torch.ones(4, 8)
-    for setting, expected in (("", 0), ("0", 0), ("1", 1)):
+    for setting, expected in (("", False), ("0", False), ("1", True)):
         monkeypatch.setenv("SINPE_EXT_CHECK", setting)
-        looked.clear()
-        sinpe.embed(ids, weight)
-        # On the CPU the kernel checks them.
-        assert torch_state.device_checks_requested() is bool(expected) and len(looked) == 0
+        with use("checked"):
+            sinpe.embed(ids, weight)
+        assert torch_state.device_checks_requested() is expected
+    assert looked == [torch.device("cpu")] * 3

@@ -14,6 +14,7 @@ import pytest
 import torch
 from cuda_support import assert_rows, assert_sums, cuda, device, randn  # noqa: F401
 from torch import Tensor
+from ways import use
 
 import sinpe_ext as sinpe
 from sinpe_ext.backend import loader
@@ -124,22 +125,17 @@ def test_cases_are_reproducible_on_the_cpu(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*CASES, "drawn seeds"])
-def test_fast_path_equals_the_general_path(
-    name: str,
-    device: torch.device,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_repeated_call_equals_the_checked_one(name: str, device: torch.device) -> None:  # noqa: F811
     """Twice each, so that both use cached constants; with the seeds that both draw."""
     x = tensors(device)["x"]
     drawn = lambda: (sinpe.add(x, dropout=P), sinpe.add(x, "t2t", dropout=P), torch.rand(3, device=device))  # noqa: E731
     run = drawn if name == "drawn seeds" else CASES[name](device)
     results = []
-    for general in (False, True):
-        for function in loader.FAST_FUNCTIONS if general else ():
-            monkeypatch.setitem(loader.fast_functions, function, loader._unsupported)
-        run()
-        torch.manual_seed(3)
-        results.append(run())
+    for way in ("checked", "compiled"):
+        with use("checked") if way == "checked" else sinpe.use_backend(way):
+            run()
+            torch.manual_seed(3)
+            results.append(run())
     assert equal(*results)
 
 

@@ -67,14 +67,14 @@ def test_layout(sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
         for coordinate in itertools.product(*(range(size) for size in sizes)):
             mesh = Mesh(sizes, coordinate)
             part = local_part(dense, mesh, placements)
-            layout = dtensor.layout(mesh, placements, shape)  # type: ignore[arg-type]
+            layout = dtensor.sharding(mesh, placements, shape)  # type: ignore[arg-type]
             assert layout.sizes == tuple(part.shape) and layout.part.shape == shape
             box = tuple(slice(at, at + size) for at, size in zip(layout.part.first, layout.sizes, strict=True))
             assert torch.equal(dense[box], part), (placements, coordinate)
 
 
 def test_rank_outside_the_mesh() -> None:
-    layout = dtensor.layout(Mesh([3], None), [Shard(1)], (2, 7))  # type: ignore[arg-type]
+    layout = dtensor.sharding(Mesh([3], None), [Shard(1)], (2, 7))  # type: ignore[arg-type]
     assert layout.sizes == (2, 0) and dtensor.is_outside(Mesh([3], None))  # type: ignore[arg-type]
 
 

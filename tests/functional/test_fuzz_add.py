@@ -1,4 +1,4 @@
-"""Property-based tests of `add`: all forms, both backends, forward and backward, whole and in parts."""
+"""Property-based tests of `add`: all forms, checked, repeated and eager, forward and backward, whole and in parts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from add_forms import BACKENDS, FORMS, check_form, use
+from add_forms import FORMS, check_form
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import (
@@ -25,6 +25,7 @@ from oracles import (
 from strategies import DTYPES, encodings, views
 from strategies_calls import FACTORS, alphas, dropouts, gradients, rows
 from torch import Tensor
+from ways import WAYS, use
 
 import sinpe_ext as sinpe
 from sinpe_ext import Encoding
@@ -63,7 +64,7 @@ def shapes(draw: st.DrawFn, dim: int, least: int = 0) -> Shape:
 
 @given(encodings(24), st.data(), st.sampled_from(DTYPES), st.sampled_from(FORMS))
 def test_add(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, form: str) -> None:
-    """Each form of `add`, on each backend, equals the formula and writes nothing but the result."""
+    """Each form of `add`, in each way (ways.py), equals the formula and writes nothing but the result."""
     draw = data.draw
     shape = draw(shapes(encoding.dim))
     scale, alpha = draw(st.sampled_from(FACTORS)), draw(alphas())
@@ -89,8 +90,8 @@ def test_backward(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, f
     alpha = torch.tensor([draw(st.sampled_from((1.0, 0.3, -2.0)))], dtype=draw(st.sampled_from(DTYPES[::3])))
     learned = draw(st.booleans())
     grads = {}
-    for backend in BACKENDS:
-        with use(backend):
+    for way in WAYS:
+        with use(way):
             mine, factor = x.detach().clone().requires_grad_(), alpha.clone().requires_grad_(learned)
             inputs, arguments = [mine, factor] if learned else [mine], dict(row.arguments)
             if real:
@@ -99,9 +100,9 @@ def test_backward(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, f
             arguments.update(shape.arguments(), scale=scale, alpha=factor, **dropout.arguments())
             call = sinpe.add if form == "add" else lambda t, *a, **k: sinpe.add_(t * 1, *a, **k)
             got = call(mine, encoding, **arguments)
-            grads[backend] = torch.autograd.grad(got, inputs, grad)
-            check_gradients(grads[backend], encoding, shape, grad, scale, alpha, dropout, row, learned, real)
-    assert same(grads["compiled"][0], grads["eager"][0])
+            grads[way] = torch.autograd.grad(got, inputs, grad)
+            check_gradients(grads[way], encoding, shape, grad, scale, alpha, dropout, row, learned, real)
+    assert same(grads["checked"][0], grads["eager"][0])
 
 
 def check_gradients(
@@ -164,7 +165,7 @@ def test_rows_of_parts_equal_rows_of_whole(encoding: Encoding, data: st.DataObje
     scale, alpha = draw(st.sampled_from(FACTORS)), draw(alphas())
     cut = draw(st.integers(0, length))
     given = {"scale": scale, "alpha": alpha}
-    with use(draw(st.sampled_from(BACKENDS))):
+    with use(draw(st.sampled_from(WAYS))):
         whole = sinpe.add(x, encoding, start=start, **given)
         halves = [sinpe.add(x[:, :cut], encoding, start=start, **given)]
         halves.append(sinpe.add(x[:, cut:], encoding, start=start + cut, **given))

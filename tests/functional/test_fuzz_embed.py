@@ -1,4 +1,4 @@
-"""Property-based tests of `embed`: equals `add` of the looked-up rows, forward and backward, on both backends."""
+"""Property-based tests of `embed`: equals `add` of the looked-up rows, forward and backward, in each way (ways.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from add_forms import BACKENDS, use
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import (
@@ -25,6 +24,7 @@ from oracles import (
 from strategies import DTYPES, encodings, spread, sprinkle, views
 from strategies_calls import FACTORS, alphas, dropouts, gradients, rows
 from torch import Tensor
+from ways import WAYS, use
 
 import sinpe_ext as sinpe
 from sinpe_ext import Encoding
@@ -118,18 +118,18 @@ def test_embed(encoding: Encoding, data: st.DataObject, dtype: torch.dtype) -> N
     row, dropout = draw(rows(encoding, of.batch, of.length)), draw(dropouts())
     case = (of, row, dropout, padding, draw(st.sampled_from(FACTORS)), draw(st.booleans()))
     alpha, before, results = draw(alphas()), memory.clone(), {}
-    for backend in BACKENDS:
-        with use(backend), torch.inference_mode(draw(st.booleans())):
+    for way in WAYS:
+        with use(way), torch.inference_mode(draw(st.booleans())):
             pe = sinpe.encode(row.at, encoding, dtype=acc_of(dtype))
             looked_up = weight[of.ids.long()].permute(of.order)
             mask = mask_of(of, padding, row.mask)
             total = of.back(expected_total(looked_up, pe, case[4], alpha, mask))
             got = forward(case, weight, encoding, alpha)
-            assert same(got, expected_dropout(total, dtype, dropout.rate, dropout.seed)), backend
-            results[backend] = got.clone()
+            assert same(got, expected_dropout(total, dtype, dropout.rate, dropout.seed)), way
+            results[way] = got.clone()
     assert same(memory, before), "weight was modified"
     if dtype != torch.float64:
-        assert same(results["compiled"], results["eager"])
+        assert same(results["checked"], results["eager"])
 
 
 @given(encodings(16), st.data(), st.sampled_from(DTYPES))
@@ -144,11 +144,11 @@ def test_backward(encoding: Encoding, data: st.DataObject, dtype: torch.dtype) -
     grad = draw(gradients((*of.ids.shape, encoding.dim), dtype))
     alpha = torch.tensor(draw(st.sampled_from((1.0, 0.3, -2.0))), dtype=draw(st.sampled_from(DTYPES[::3])))
     results = {}
-    for backend in BACKENDS:
-        with use(backend):
+    for way in WAYS:
+        with use(way):
             mine, factor = weight.detach().clone().requires_grad_(), alpha.clone().requires_grad_()
             to_weight, to_alpha = torch.autograd.grad(forward(case, mine, encoding, factor), (mine, factor), grad)
-            results[backend] = to_weight
+            results[way] = to_weight
             assert to_weight.is_sparse == case[5] and to_weight.shape == weight.shape
             check_weight(to_weight, grad, case)
             wide = kept_gradient(grad, dropout.rate, dropout.seed).permute(of.order)
@@ -158,7 +158,7 @@ def test_backward(encoding: Encoding, data: st.DataObject, dtype: torch.dtype) -
             if not pe.isnan().any():
                 check_sum(to_alpha, wide * broadcast_to_rows(pe, wide))
     if not case[5]:
-        assert same(results["compiled"], results["eager"])
+        assert same(results["checked"], results["eager"])
 
 
 def check_weight(got: Tensor, grad: Tensor, case: Any) -> None:

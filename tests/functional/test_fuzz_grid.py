@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from add_forms import BACKENDS, FORMS, check_form, use
+from add_forms import FORMS, check_form
 from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 from oracles import (
@@ -26,6 +26,7 @@ from oracles import (
 from strategies import DTYPES, encodings, fractional_positions, views
 from strategies_calls import FACTORS, alphas, dropouts, gradients, masks
 from torch import Tensor
+from ways import WAYS, use
 
 import sinpe_ext as sinpe
 import sinpe_ext.numpy as sinpe_numpy
@@ -122,13 +123,13 @@ def test_table_and_encode(grid: GridEncoding, data: st.DataObject, dtype: torch.
     torch.as_strided(before, out.size(), out.stride(), out.storage_offset()).fill_(0)
     places = draw(coordinates((*draw(st.lists(st.integers(0, 5), max_size=2)), n)))
     results = {}
-    for backend in BACKENDS:
-        with use(backend):
+    for way in WAYS:
+        with use(way):
             want = truth(grid, implicit(grid, lengths, starts), dtype)
             want = want.reshape(-1, grid.dim) if math.prod(lengths) else want.reshape(0, grid.dim)
             want = torch.cat([want.new_zeros(extra, grid.dim), want]).reshape(shape)
             got = sinpe.table(lengths, grid, start=starts, dtype=dtype, extra_tokens=extra, flatten=flat)
-            assert same(got, want), backend
+            assert same(got, want), way
             out.fill_(math.nan)
             assert sinpe.table(lengths, grid, start=starts, out=out, extra_tokens=extra, flatten=flat) is out
             assert same(out, want)
@@ -136,8 +137,8 @@ def test_table_and_encode(grid: GridEncoding, data: st.DataObject, dtype: torch.
             assert same(memory, before), "an element outside the result was modified"
             rows = sinpe.encode(places, grid, dtype=dtype)
             assert same(rows, truth(grid, places, dtype))
-            results[backend] = got, rows
-    for compiled, eager in zip(results["compiled"], results["eager"], strict=True):
+            results[way] = got, rows
+    for compiled, eager in zip(results["checked"], results["eager"], strict=True):
         assert close_float64(compiled, eager) if dtype == torch.float64 else same(compiled, eager)
     if dtype == torch.float32:
         assert same(torch.from_numpy(sinpe_numpy.encode(places.numpy(), grid)), results["eager"][1])
@@ -249,7 +250,7 @@ def where(draw: st.DrawFn, grid: GridEncoding, form: Form) -> Places:
 
 @given(grids(), st.data(), st.sampled_from(DTYPES), st.sampled_from(FORMS))
 def test_add(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype, call: str) -> None:
-    """Each form of `add`, on each backend, equals the formula and writes nothing but the result."""
+    """Each form of `add`, in each way (ways.py), equals the formula and writes nothing but the result."""
     draw = data.draw
     form = draw(forms(grid))
     at, dropout = draw(where(grid, form)), draw(dropouts())
@@ -272,11 +273,11 @@ def test_backward(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype, c
     form = draw(forms(grid, least=1))
     at, dropout, scale = draw(where(grid, form)), draw(dropouts()), draw(st.sampled_from(FACTORS[:8]))
     x, grad = draw(views(form.shape, dtype, expanded=False))[1], draw(gradients(form.shape, dtype))
-    acc, by_backend = acc_of(dtype), {}
+    acc, by_way = acc_of(dtype), {}
     given = at.arguments.get("positions", torch.zeros(0, dtype=torch.int64))
     moves = given.is_floating_point() and bool((given.abs() < 2**20).all())
-    for backend in BACKENDS:
-        with use(backend):
+    for way in WAYS:
+        with use(way):
             mine = x.detach().clone().requires_grad_()
             alpha = torch.tensor([ALPHA], dtype=draw(st.sampled_from(DTYPES[::3])), requires_grad=True)
             arguments = dict(form.arguments, scale=scale, alpha=alpha, **at.arguments, **dropout.arguments())
@@ -292,7 +293,7 @@ def test_backward(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype, c
             made = sinpe.add(mine, grid, **arguments) if call == "add" else sinpe.add_(mine * 1, grid, **arguments)
             (to_x,) = torch.autograd.grad(made, mine, grad)
             assert same(to_x, want)
-            by_backend[backend] = to_x
+            by_way[way] = to_x
             wide = form.canonical(kept_gradient(grad, dropout.rate, dropout.seed))
             wide = wide if at.mask is None else torch.where(broadcast_to_rows(at.mask.unsqueeze(-1), wide), 0.0, wide)
             pe = truth(grid, at.at, acc).double()
@@ -300,7 +301,7 @@ def test_backward(grid: GridEncoding, data: st.DataObject, dtype: torch.dtype, c
                 check_sum(to_alpha, wide * broadcast_to_rows(pe, wide), relative=4 * torch.finfo(acc).eps)
             if moves:
                 check_coordinates(to_positions[0].reshape(at.at.shape), wide, grid, at.at, acc)
-    assert same(by_backend["compiled"], by_backend["eager"])
+    assert same(by_way["checked"], by_way["eager"])
 
 
 def check_coordinates(got: Tensor, wide: Tensor, grid: GridEncoding, at: Tensor, acc: torch.dtype) -> None:

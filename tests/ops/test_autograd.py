@@ -176,7 +176,7 @@ def test_backward_returns_grad_output_if_unscaled(backend: str) -> None:
     assert torch.autograd.grad(sinpe.embed(ids, weight), weight, grad)[0].shape == weight.shape
     for name in ("add", "dropout", "add_backward"):  # an operator never returns its argument
         arguments = {
-            "add": (x, plans.pack_plan(sinpe.Encoding(D)), *(None,) * 4, 0, False, 1.0, 0, []),
+            "add": (x, plans.pack_plan(sinpe.Encoding(D)), *(None,) * 5, 0, False, 1.0, 0, 0, []),
             "dropout": (x, None, 0, 1.0, []),
             "add_backward": (x, plans.pack_plan(sinpe.Encoding(D)), *(None,) * 3, 0, False, 1.0, 0, []),
         }[name]

@@ -51,18 +51,21 @@ def shrunk(t: Tensor) -> Tensor:
 NONE = None, None
 ROWS = 0, False
 SHRUNK: dict[str, tuple[str, Any]] = {  # operand -> a call in which half of its storage was freed
-    "x": ("add", lambda: (shrunk(x()), words(), *NONE, *NONE, *ROWS, 1.0, 0, [])),
-    "plan": ("add", lambda: (x(), shrunk(words().clone()), *NONE, *NONE, *ROWS, 1.0, 0, [])),
-    "out": ("add_out", lambda: (x(), words(), *NONE, *NONE, *ROWS, 1.0, 0, [], shrunk(x()))),
+    "x": ("add", lambda: (shrunk(x()), words(), *NONE, *NONE, None, *ROWS, 1.0, 0, 0, [])),
+    "plan": ("add", lambda: (x(), shrunk(words().clone()), *NONE, *NONE, None, *ROWS, 1.0, 0, 0, [])),
+    "out": ("add_out", lambda: (x(), words(), *NONE, *NONE, None, *ROWS, 1.0, 0, 0, [], shrunk(x()))),
     "out of table": ("table_out", lambda: (words(), 0, shrunk(x(S, D)))),
     "positions": ("encode", lambda: (shrunk(whole(S)), words(), D, torch.float32)),
-    "positions of rows": ("add_out", lambda: (x(), words(), shrunk(whole(1, S)), None, *NONE, *ROWS, 1.0, 0, [], x())),
+    "positions of rows": (
+        "add_out",
+        lambda: (x(), words(), shrunk(whole(1, S)), None, *NONE, None, *ROWS, 1.0, 0, 0, [], x()),
+    ),
     "padding_mask": (
         "add_out",
-        lambda: (x(), words(), None, shrunk(whole(1, S).bool()), *NONE, *ROWS, 1.0, 0, [], x()),
+        lambda: (x(), words(), None, shrunk(whole(1, S).bool()), *NONE, None, *ROWS, 1.0, 0, 0, [], x()),
     ),
     "seed": ("dropout", lambda: (x(), shrunk(whole(2)[1:]), 9000, 1.0, [])),
-    "alpha": ("add", lambda: (x(), words(), *NONE, shrunk(x(2)[1:]), None, *ROWS, 1.0, 0, [])),
+    "alpha": ("add", lambda: (x(), words(), *NONE, shrunk(x(2)[1:]), None, None, *ROWS, 1.0, 0, 0, [])),
     "angular_frequencies": ("row_dots", lambda: (x(), words(), *NONE, shrunk(x(D).double()), None, *ROWS, 0, [])),
     "terms": ("tree_sum", lambda: (shrunk(x(D).double()),)),
     "ids": ("embed_backward", lambda: (x(), shrunk(whole(B, S)), None, 3, -1, 1.0, 0, [])),
@@ -91,7 +94,7 @@ def test_positions_and_masks_of_another_length_are_rejected(length: int) -> None
     positions, mask = torch.arange(length)[None], torch.zeros(B, length, dtype=torch.bool)
     for operands, name in (((positions, None), "positions"), ((None, mask), "padding_mask")):
         with pytest.raises(RuntimeError, match=rf"^{name}: expected the shape \({B} or 1, {S}\), got \(.*{length}\)"):
-            op("add_out")(x(), words(), *operands, *NONE, *ROWS, 1.0, 0, [], x())
+            op("add_out")(x(), words(), *operands, *NONE, None, *ROWS, 1.0, 0, 0, [], x())
 
 
 def shared(dtype: torch.dtype, *shape: int) -> tuple[Tensor, Tensor]:
@@ -118,15 +121,19 @@ def overlaps() -> dict[str, tuple[str, tuple[Any, ...], Tensor]]:
     grid, x_grid = over_words(words_of_grid)
     both, x_values = shared(torch.float32, values.numel())
     return {
-        "plan": ("add_out", (x(), plan, *NONE, *NONE, *ROWS, 1.0, 0, [], x_plan), plan),
+        "plan": ("add_out", (x(), plan, *NONE, *NONE, None, *ROWS, 1.0, 0, 0, [], x_plan), plan),
         "plan of a table": ("table_out", (plan, 0, x_plan[0]), plan),
-        "positions": ("add_out", (x(), words(), positions, None, *NONE, *ROWS, 1.0, 0, [], x_positions), positions),
-        "starts": ("add_out", (x(), words(), starts, None, *NONE, 0, True, 1.0, 0, [], x_starts), starts),
-        "padding_mask": ("add_out", (x(), words(), None, mask, *NONE, *ROWS, 1.0, 0, [], x_mask), mask),
-        "grid": ("add_grid_out", (x(), values, grid, None, None, 1.0, 0, [], x_grid), grid),
-        "values": ("add_grid_out", (x(), both, words_of_grid, None, None, 1.0, 0, [], x_values), both),
-        "mask of a grid": ("add_grid_out", (x(), values, words_of_grid, mask, None, 1.0, 0, [], x_mask), mask),
-    }
+        "positions": (
+            "add_out", (x(), words(), positions, None, *NONE, None, *ROWS, 1.0, 0, 0, [], x_positions), positions,
+        ),
+        "starts": ("add_out", (x(), words(), starts, None, *NONE, None, 0, True, 1.0, 0, 0, [], x_starts), starts),
+        "padding_mask": ("add_out", (x(), words(), None, mask, *NONE, None, *ROWS, 1.0, 0, 0, [], x_mask), mask),
+        "grid": ("add_out", (x(), grid, *NONE, *NONE, values, *ROWS, 1.0, 0, 0, [], x_grid), grid),
+        "axis_rows": ("add_out", (x(), words_of_grid, *NONE, *NONE, both, *ROWS, 1.0, 0, 0, [], x_values), both),
+        "mask of a grid": (
+            "add_out", (x(), words_of_grid, None, mask, *NONE, values, *ROWS, 1.0, 0, 0, [], x_mask), mask,
+        ),
+    }  # fmt: skip
 
 
 def grid_operands() -> tuple[Tensor, Tensor]:
@@ -135,7 +142,7 @@ def grid_operands() -> tuple[Tensor, Tensor]:
     return words, torch.ones(S * D)
 
 
-OVERLAPS = ["plan", "plan of a table", "positions", "starts", "padding_mask", "grid", "values", "mask of a grid"]
+OVERLAPS = ["plan", "plan of a table", "positions", "starts", "padding_mask", "grid", "axis_rows", "mask of a grid"]
 
 
 @pytest.mark.bad_input(12, "compiled")
@@ -180,7 +187,7 @@ def test_products_beyond_int64() -> None:
         op("dropout")(x(), seed, 9000, 1.0, [first, 40, 8, 1])
     assert op("encode")(torch.empty(0, 2**40, 2**20), words(), D, torch.float32).shape == (0, 2**40, 2**20, D)
     none = torch.empty(0).as_strided((0, 2**31, 2**31, S, D), (1, 1, 1, 1, 1))
-    assert op("add")(none, words(), *NONE, *NONE, *ROWS, 1.0, 0, []).shape == none.shape
+    assert op("add")(none, words(), *NONE, *NONE, None, *ROWS, 1.0, 0, 0, []).shape == none.shape
 
 
 ATTACK = """
@@ -223,14 +230,16 @@ start = lambda: (draw.choice(FAR), draw.random() < 0.3)
 elements = lambda: [draw.choice(FAR) for _ in range(4)] if draw.random() < 0.5 else []
 drop = lambda: (draw.choice([0, 9000, 65536, 65537, -1]), elements())
 far = lambda: draw.choice(FAR)
+extra = lambda: draw.choice([0, 0, 0, 2, 5, far()])
+axis_rows = lambda: tensor(24) if draw.random() < 0.2 else None
 x, ids = lambda: tensor(2, 5, 8), lambda: tensor(2, 5, dtype=torch.int64)
 CALLS = {
     "table": lambda: (plan(), far(), draw.choice([0, 5, -1, 2**62]), draw.choice([8, 7, 0, -1]), torch.float32),
     "table_out": lambda: (plan(), draw.choice(FAR), tensor(5, 8)),
     "encode": lambda: (tensor(5, dtype=torch.int64), plan(), draw.choice([8, 7, 2**62]), draw.choice(DTYPES)),
     "dropout": lambda: (x(), seed(), drop()[0], 1.0, drop()[1]),
-    "add": lambda: (x(), plan(), *rows(), alpha(), seed(), *start(), 1.0, *drop()),
-    "add_out": lambda: (x(), plan(), *rows(), alpha(), seed(), *start(), 1.0, *drop(), x()),
+    "add": lambda: (x(), plan(), *rows(), alpha(), seed(), axis_rows(), *start(), 1.0, extra(), *drop()),
+    "add_out": lambda: (x(), plan(), *rows(), alpha(), seed(), axis_rows(), *start(), 1.0, extra(), *drop(), x()),
     "row_dots": lambda: (x(), plan(), *rows(), some(lambda: tensor(8, dtype=torch.float64)), seed(), *start(), *drop()),
     "add_backward": lambda: (x(), plan(), *rows(), seed(), *start(), 1.0, *drop()),
     "tree_sum": lambda: (tensor(2, 5, dtype=draw.choice([torch.float64, torch.float32])),),

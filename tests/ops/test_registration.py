@@ -26,22 +26,16 @@ PACKED = packed_plan.pack_plan(ENCODING)
 ROWS = "Tensor? positions, Tensor? padding_mask"
 START = "SymInt start, bool positions_are_starts"
 DROPPED = "int drop_threshold, SymInt[] rng_offsets"
-NONE = None, None, None, None  # positions, padding_mask, alpha, seed
+NONE = None, None, None, None, None  # positions, padding_mask, alpha, seed, axis_rows
+ADD = f"Tensor x, Tensor plan, {ROWS}, Tensor? alpha, Tensor? seed, Tensor? axis_rows, {START}, float scale"
 
 SCHEMAS = {
     "table": "(Tensor plan, SymInt start, SymInt length, int dim, ScalarType dtype) -> Tensor",
     "table_out": "(Tensor plan, SymInt start, Tensor(a!) out) -> ()",
     "encode": "(Tensor positions, Tensor plan, int dim, ScalarType dtype) -> Tensor",
     "dropout": f"(Tensor x, Tensor? seed, int drop_threshold, float scale, {DROPPED[20:]}) -> Tensor",
-    "add": (f"(Tensor x, Tensor plan, {ROWS}, Tensor? alpha, Tensor? seed, {START}, float scale, {DROPPED}) -> Tensor"),
-    "add_out": (
-        f"(Tensor x, Tensor plan, {ROWS}, Tensor? alpha, Tensor? seed, {START}, float scale, {DROPPED}, "
-        "Tensor(a!) out) -> ()"
-    ),
-    "add_grid_out": (
-        f"(Tensor x, Tensor values, Tensor grid, Tensor? padding_mask, Tensor? seed, float scale, {DROPPED}, "
-        "Tensor(a!) out) -> ()"
-    ),
+    "add": f"({ADD}, SymInt extra_tokens, {DROPPED}) -> Tensor",
+    "add_out": f"({ADD}, SymInt extra_tokens, {DROPPED}, Tensor(a!) out) -> ()",
     "row_dots": (
         f"(Tensor grad, Tensor plan, {ROWS}, Tensor? angular_frequencies, Tensor? seed, {START}, {DROPPED}) -> Tensor"
     ),
@@ -86,6 +80,12 @@ def grid(by_channels: bool) -> tuple[torch.Tensor, torch.Tensor]:
     return values, grid_rows.pack_grid(of, (S, 2), by_channels, cpu)
 
 
+def on_grid(grid: tuple[torch.Tensor, torch.Tensor], mask: Any = None, seed: Any = None) -> tuple[Any, ...]:
+    """The operands of `add` from plan to positions_are_starts."""
+    axis_rows, packed_grid = grid
+    return packed_grid, None, mask, None, seed, axis_rows, 0, False
+
+
 def samples(grad: bool) -> dict[str, tuple[str, tuple[Any, ...]]]:
     words = packed_plan.pack_plan(ENCODING)
     shared, whole, mask = (
@@ -109,22 +109,24 @@ def samples(grad: bool) -> dict[str, tuple[str, tuple[Any, ...]]]:
         "encode int": ("encode", (whole, words, D, torch.float16)),
         "encode scalar": ("encode", (torch.tensor(3), words, D, torch.float32)),
         "encode many": ("encode", (many, words, D, torch.float64)),
-        "add": ("add", (x(grad=grad), words, *NONE, 5, False, 1.5, 0, [])),
-        "add layout": ("add", (x(grad=grad).transpose(0, 1), words, *NONE, 5, False, 1.0, 0, [])),
-        "add elements": ("add", (x(grad=grad), words, *NONE, 5, False, 1.5, 0, [0, S * D, D, 1])),
+        "add": ("add", (x(grad=grad), words, *NONE, 5, False, 1.5, 0, 0, [])),
+        "add layout": ("add", (x(grad=grad).transpose(0, 1), words, *NONE, 5, False, 1.0, 0, 0, [])),
+        "add elements": ("add", (x(grad=grad), words, *NONE, 5, False, 1.5, 0, 0, [0, S * D, D, 1])),
         "add expanded": (
-            "add", (x(torch.bfloat16, grad)[:1].expand(4, S, D), words, *NONE, 0, False, 1.0, 0, []),
+            "add", (x(torch.bfloat16, grad)[:1].expand(4, S, D), words, *NONE, 0, False, 1.0, 0, 0, []),
         ),
-        "add window": ("add", (x(torch.float64, grad)[:, ::2, :], words, *NONE, 0, False, 1.0, 0, [])),
+        "add window": ("add", (x(torch.float64, grad)[:, ::2, :], words, *NONE, 0, False, 1.0, 0, 0, [])),
         "add_out": (
-            "add_out", (x(grad=grad), words, None, None, alpha, None, 1, False, 2.0, 0, [], torch.empty(B, S, D)),
+            "add_out",
+            (x(grad=grad), words, None, None, alpha, None, None, 1, False, 2.0, 0, 0, [], torch.empty(B, S, D)),
         ),
         "add_out all": (
-            "add_out", (x(grad=grad), words, whole, mask, alpha, None, 0, False, 2.0, 0, [], torch.empty(B, S, D)),
+            "add_out",
+            (x(grad=grad), words, whole, mask, alpha, None, None, 0, False, 2.0, 0, 0, [], torch.empty(B, S, D)),
         ),
         "add_out starts": (
             "add_out",
-            (x(), words, whole[:, :1], None, None, None, 0, True, 1.0, 0, [], torch.empty(B, D, S).mT),
+            (x(), words, whole[:, :1], None, None, None, None, 0, True, 1.0, 0, 0, [], torch.empty(B, D, S).mT),
         ),
         "dropout": ("dropout", (x(grad=grad), seed, 9000, 0.5, [])),
         "dropout of none": ("dropout", (x(grad=grad), None, 0, 0.5, [])),
@@ -132,31 +134,54 @@ def samples(grad: bool) -> dict[str, tuple[str, tuple[Any, ...]]]:
         "dropout layout": ("dropout", (x(torch.float64, grad).permute(2, 0, 1), seed, 9000, 1.0, [0, 1, S * D, D])),
         "dropout shard": ("dropout", (x(torch.bfloat16, grad)[:, ::2], seed, 30000, 1.0, shard)),
         "add dropout": (
-            "add", (x(grad=grad), words, None, None, alpha, seed, 5, False, 1.5, 9000, []),
+            "add", (x(grad=grad), words, None, None, alpha, seed, None, 5, False, 1.5, 0, 9000, []),
         ),
         "add all": (
-            "add", (x(torch.float64, grad), words, many, mask, alpha, seed, 0, False, 1.5, 9000, shard),
+            "add", (x(torch.float64, grad), words, many, mask, alpha, seed, None, 0, False, 1.5, 0, 9000, shard),
         ),
         "add shared positions": (
-            "add", (x(grad=grad), words, shared, mask, None, seed, 0, False, 1.0, 9000, []),
+            "add", (x(grad=grad), words, shared, mask, None, seed, None, 0, False, 1.0, 0, 9000, []),
         ),
         "add starts": (
-            "add", (x(torch.float16, grad), words, whole[:, :1], None, alpha, None, 0, True, 2.0, 0, []),
+            "add", (x(torch.float16, grad), words, whole[:, :1], None, alpha, None, None, 0, True, 2.0, 0, 0, []),
         ),
         "add dropout layout": (
             "add",
-            (x(grad=grad).transpose(0, 1), words, None, None, None, seed, 5, False, 1.0, 9000, [0, D, S * D, 1]),
+            (
+                x(grad=grad).transpose(0, 1), words, None, None, None, seed, None, 5, False, 1.0, 0, 9000,
+                [0, D, S * D, 1],
+            ),
         ),
         "add_out dropout": (
             "add_out",
-            (x(grad=grad), words, whole, mask, alpha, seed, 0, False, 2.0, 9000, [], torch.empty(B, S, D)),
+            (x(grad=grad), words, whole, mask, alpha, seed, None, 0, False, 2.0, 0, 9000, [], torch.empty(B, S, D)),
         ),
-        "add_grid_out": ("add_grid_out", (image, *places, None, None, 2.0, 0, [], torch.empty(B, 2 * S, D))),
-        "add_grid_out all": (
-            "add_grid_out", (image, *places, last, seed, 2.0, 9000, [7, 2 * S * D, D, 1], torch.empty(B, 2 * S, D)),
+        "add extra tokens": ("add", (x(grad=grad), words, None, None, None, None, None, 5, False, 2.0, 1, 0, [])),
+        "add extra tokens all": (
+            "add",
+            (x(torch.float64, grad), words, many[:, 1:], mask[:, 1:], alpha, seed, None, 0, False, 2.0, 1, 9000, []),
         ),
-        "add_grid_out channels": (
-            "add_grid_out", (image.mT, *channels, None, seed, 1.0, 9000, [], torch.empty(B, D, 2 * S)),
+        "add extra tokens only": (
+            "add", (x(grad=grad), words, None, None, alpha, seed, None, 5, False, 1.5, S, 9000, shard),
+        ),
+        "add_out extra tokens": (
+            "add_out", (x(grad=grad), words, *NONE, 5, False, 1.0, 2, 0, [], torch.empty(B, S, D)),
+        ),
+        "add grid": ("add", (image, *on_grid(places), 2.0, 0, 0, [])),
+        "add_out grid": ("add_out", (image, *on_grid(places), 2.0, 0, 0, [], torch.empty(B, 2 * S, D))),
+        "add_out grid all": (
+            "add_out",
+            (image, *on_grid(places, last, seed), 2.0, 0, 9000, [7, 2 * S * D, D, 1], torch.empty(B, 2 * S, D)),
+        ),
+        "add_out grid channels": (
+            "add_out", (image.mT, *on_grid(channels, None, seed), 1.0, 0, 9000, [], torch.empty(B, D, 2 * S)),
+        ),
+        "add_out grid extra tokens": (
+            "add_out",
+            (
+                torch.randn(B, 2 * S + 2, D, requires_grad=grad), *on_grid(places, last, seed), 0.5, 2, 9000, [],
+                torch.empty(B, 2 * S + 2, D),
+            ),
         ),
         "row_dots": ("row_dots", (x(grad=grad), words, None, None, None, seed, 5, False, 9000, [])),
         "row_dots all": ("row_dots", (x(torch.float64, grad), words, many, mask, slopes, seed, 0, False, 9000, shard)),
@@ -216,6 +241,8 @@ def test_fake_results_match_real_ones(case: str) -> None:
 BATCHED = [
     "encode many",
     "add",
+    "add extra tokens",
+    "add extra tokens all",
     "add elements",
     "dropout",
     "dropout layout",
@@ -353,24 +380,28 @@ def test_invalid_packed_plan_is_rejected(words: list[int]) -> None:
         op("table")(given, 0, S, D, torch.float32)
 
 
-PLAIN = None, None, 1.0, 0, []  # padding_mask, seed, scale, drop, elements
+PLAIN = 1.0, 0, 0, []  # scale, extra_tokens, drop, elements
 MISUSE: dict[str, tuple[str, tuple[Any, ...]]] = {  # checked in C++, whoever calls
     "dim": ("table", (packed_plan.pack_plan(ENCODING), 0, S, D + 1, torch.float32)),
     "length": ("table", (packed_plan.pack_plan(ENCODING), 0, -1, D, torch.float32)),
     "dtype": ("table", (packed_plan.pack_plan(ENCODING), 0, S, D, torch.int32)),
     "range": ("table", (packed_plan.pack_plan(ENCODING), 2**63 - 3, S, D, torch.float32)),
-    "width": ("add", (torch.ones(S, D + 1), PACKED, *NONE, 0, False, 1.0, 0, [])),
-    "rank": ("add", (torch.ones(D), PACKED, *NONE, 0, False, 1.0, 0, [])),
-    "x dtype": ("add", (torch.ones(S, D, dtype=torch.int64), PACKED, *NONE, 0, False, 1.0, 0, [])),
+    "width": ("add", (torch.ones(S, D + 1), PACKED, *NONE, 0, False, 1.0, 0, 0, [])),
+    "rank": ("add", (torch.ones(D), PACKED, *NONE, 0, False, 1.0, 0, 0, [])),
+    "x dtype": ("add", (torch.ones(S, D, dtype=torch.int64), PACKED, *NONE, 0, False, 1.0, 0, 0, [])),
+    "too many extra tokens": ("add", (torch.ones(S, D), PACKED, *NONE, 0, False, 1.0, S + 1, 0, [])),
+    "fewer extra tokens than none": ("add", (torch.ones(S, D), PACKED, *NONE, 0, False, 1.0, -1, 0, [])),
     "out": ("table_out", (packed_plan.pack_plan(ENCODING), 0, torch.empty(S, D + 1))),
     "out layout": ("table_out", (packed_plan.pack_plan(ENCODING), 0, torch.empty(D, S).t())),
     "grid words": (
-        "add_grid_out", (torch.ones(6, D), torch.ones(6), packed_plan.pack_plan(ENCODING), *PLAIN, torch.ones(6, D)),
+        "add_out", (torch.ones(6, D), *on_grid((torch.ones(6), PACKED)), *PLAIN, torch.ones(6, D)),
     ),
-    "grid channels": ("add_grid_out", (torch.ones(6, D + 1), *grid(False), *PLAIN, torch.ones(6, D + 1))),
-    "grid places": ("add_grid_out", (torch.ones(7, D), *grid(False), *PLAIN, torch.ones(7, D))),
-    "grid values": ("add_grid_out", (torch.ones(6, D), grid(False)[0][1:], grid(False)[1], *PLAIN, torch.ones(6, D))),
-    "grid dtype": ("add_grid_out", (torch.ones(6, D).double(), *grid(False), *PLAIN, torch.ones(6, D).double())),
+    "grid channels": ("add_out", (torch.ones(6, D + 1), *on_grid(grid(False)), *PLAIN, torch.ones(6, D + 1))),
+    "grid places": ("add_out", (torch.ones(7, D), *on_grid(grid(False)), *PLAIN, torch.ones(7, D))),
+    "grid values": (
+        "add_out", (torch.ones(6, D), *on_grid((grid(False)[0][1:], grid(False)[1])), *PLAIN, torch.ones(6, D)),
+    ),
+    "grid dtype": ("add_out", (torch.ones(6, D).double(), *on_grid(grid(False)), *PLAIN, torch.ones(6, D).double())),
     "positions": ("encode", (torch.ones(3, dtype=torch.int32), packed_plan.pack_plan(ENCODING), D, torch.float32)),
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+import pages
 import pytest
 from children import execute
 
@@ -62,6 +63,19 @@ def test_bound_leaves_few_roundings_undecided(page: str) -> None:
     assert f"{left} of two million values" in page
 
 
+def test_diffs_fit_the_code(page: str) -> None:
+    """Each line that a diff keeps or removes is a line of the file that the diff names."""
+    lines: list[str] = []
+    kept = []
+    for line in "".join(block.code for block in pages.blocks(page, "diff")).splitlines():
+        if line.startswith("--- "):
+            lines = (ROOT / line.split()[1].rstrip(":")).read_text(encoding="utf-8").splitlines()
+        elif not line.startswith("+"):
+            kept.append(line)
+            assert line[1:] in lines, line
+    assert len(kept) > 5
+
+
 INCLUDES = re.compile(r'^\s*#\s*include\s*"([^/"]+)/', re.M)
 MAY_INCLUDE = {  # csrc/README.md
     "core": {"core", "sinpe"},
@@ -84,7 +98,7 @@ def test_source_folder_includes_only_allowed_folders(folder: str) -> None:
 
 
 def test_binding_includes_few_kernel_headers() -> None:
-    """From cpu/ and cuda/, the binding includes only the launchers, the thread pool and new outputs."""
+    """From cpu/ and cuda/, the binding includes only the launchers and the thread pool."""
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "csrc" / "torch").iterdir())
     included = re.findall(r'#\s*include\s*"((?:\.\./)*(?:cpu|cuda)/.*)"', sources)
-    assert set(included) == {"cuda/launchers.h", "cpu/own_threads.h", "cpu/populate.h"}
+    assert set(included) == {"cuda/launchers.h", "cpu/own_threads.h"}

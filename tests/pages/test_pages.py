@@ -27,7 +27,7 @@ ELSEWHERE = {
 ON_RANKS = "runs on every rank in the tests"  # tests/support/distributed_models.py
 # Commands that take minutes: only their options are parsed; test_cli.py and test_build.py run them.
 LONG = ("demo", "build")
-LANGUAGES = {"", "python", "sh", "console", "text", "cpp", "cmake", "toml", "yaml", "json"}
+LANGUAGES = {"", "python", "sh", "console", "text", "cpp", "cmake", "toml", "yaml", "json", "diff"}
 
 
 @pytest.mark.parametrize("page", [page for page in pages.PAGES if page not in ELSEWHERE])

@@ -1,10 +1,9 @@
-"""One call of `add` in each form and on each backend, compared with the expected result and for unintended writes."""
+"""One call of `add` in each form and way (ways.py), compared with the expected result and for unintended writes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,21 +11,11 @@ from hypothesis import strategies as st
 from oracles import same
 from strategies import sprinkle, views
 from torch import Tensor
+from ways import WAYS, use
 
 import sinpe_ext as sinpe
-from sinpe_ext.backend import loader
 
-BACKENDS = ("compiled", "general", "eager")
 FORMS = ("add", "out", "out is x", "add_")
-
-
-@contextmanager
-def use(backend: str) -> Iterator[None]:
-    """A backend; "general" is the compiled one without the fast path (sinpe_ext/operations/fast_path.py)."""
-    with sinpe.use_backend("compiled" if backend == "general" else backend):
-        if backend == "general":
-            loader.fast_functions.update(dict.fromkeys(loader.FAST_FUNCTIONS, loader._unsupported))
-        yield
 
 
 def copy_of_view(memory: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,8 +38,8 @@ def check_form(
     if x.numel() and 0 not in x.stride():
         sprinkle(x, draw(st.integers(0, 2**20)))
     inference, results = draw(st.booleans()), {}
-    for backend in BACKENDS:
-        with use(backend), torch.inference_mode(inference):
+    for way in WAYS:
+        with use(way), torch.inference_mode(inference):
             kept, given = copy_of_view(memory, x)
             into_memory, into = kept, given
             if form == "out":
@@ -66,8 +55,8 @@ def check_form(
             else:
                 got = sinpe.add(given, encoding, out=into, **arguments())
                 assert got is into
-            assert same(got, wanted), backend
-            results[backend] = got.clone()
+            assert same(got, wanted), way
+            results[way] = got.clone()
             if form != "add":
                 into.fill_(0)
                 torch.as_strided(before, into.size(), into.stride(), into.storage_offset()).fill_(0)
@@ -75,5 +64,5 @@ def check_form(
             if form in ("add", "out"):
                 assert same(kept, memory), "x was modified"
     if dtype != torch.float64:
-        assert same(results["compiled"], results["eager"])
-    assert same(results["compiled"], results["general"])
+        assert same(results["checked"], results["eager"])
+    assert same(results["checked"], results["repeated"])

@@ -11,7 +11,7 @@ DRIVER = (
     + """
 import contextlib, json, shutil, signal, torch, warnings
 from torch.utils import cpp_extension
-from sinpe_ext.operations import fast_path
+from sinpe_ext import functional
 compile_really = cpp_extension.load
 def compile_at_once(name, build_directory, **options):
     time.sleep(float(os.environ.get("PAUSE", "0")))
