@@ -53,7 +53,7 @@ struct DeviceScalars {
 struct Kernels {
   int64_t bytes;         // sizeof(Kernels) in the library; a caller built from other sources refuses the table
   bool in_host_memory;   // whether the operands are in the host's memory, and are read before the functions return
-  int64_t max_elements;  // of the result of a call; more are for the general path
+  int64_t max_elements;  // of the result of a call; larger ones are left to the operators that Python calls
   // Whether the functions may be called now; not during the capture of a CUDA graph, which keeps the addresses.
   bool (*is_ready)(int32_t device);
   // Runs an operator on the current stream of `device`. operands: those of the operator, then the results, which the

@@ -109,7 +109,7 @@ struct Call {
 bool is_ready(int32_t device) {
   try {
     return !cuda::is_capturing(Call(device).stream);
-  } catch (...) {  // the caller then takes the general path, which raises the error
+  } catch (...) {  // the caller then lets Python make the call, which raises the error
     return false;
   }
 }

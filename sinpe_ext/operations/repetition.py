@@ -26,8 +26,8 @@ from ..reference.tiles import widest
 from . import dropout
 
 TABLE, ENCODE, ADD, EMBED = range(4)  # the functions whose calls are repeated
-OPERATORS = ("table_out", "encode", "add", "dropout", "row_dots", "add_backward", "tree_sum", "embed",
-             "embed_backward")  # fmt: skip  # enum class Op of csrc/core/kernels.h
+# In the order of enum class Op of csrc/core/kernels.h.
+OPERATORS = ("table_out", "encode", "add", "dropout", "row_dots", "add_backward", "tree_sum", "embed", "embed_backward")
 
 _is_compiling = torch.compiler.is_compiling
 _BY_EQUALITY = Encoding, GridEncoding, torch.device
@@ -59,6 +59,7 @@ class Result(NamedTuple):
 
 
 def constant(value: Any) -> Source:
+    """An operand that is the same in each repetition."""
     return CONSTANT, value, ()
 
 
