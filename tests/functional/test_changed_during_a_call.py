@@ -103,14 +103,18 @@ def results(call: Callable[[Tensor], Any], *tensors: Tensor) -> list[Tensor]:
 
 
 def test_another_thread() -> None:
-    """Replaces the memory of x all the time: a result has one of the two shapes and its values."""
+    """Replaces x between any two steps of a call: a result has one of the two shapes and its values.
+
+    By `data`, which is set under the interpreter's lock. `set_` changes memory and sizes one after the other without it,
+    and even `x + 1` may read the sizes in between.
+    """
     small, large = torch.zeros(1, 2, D), torch.zeros(8, 200, D)
     x, stops = torch.zeros(1, 2, D), threading.Event()
 
     def flip() -> None:
         while not stops.is_set():
-            x.set_(large)
-            x.set_(small)
+            x.data = large
+            x.data = small
 
     wants = [sinpe.add(t, ENCODING) for t in (small, large)]
     thread = threading.Thread(target=flip)
