@@ -1,169 +1,401 @@
-"""A table of all public functions and layers that take tensors, for tests of what must hold for each of them.
+"""The table of all public functions and layers, for tests of what must hold for each of them.
 
-A new function joins by one line. `formula` is the same calculation in torch operations, in float64 and without dropout,
-to compare values and derivatives with.
+An entry makes valid arguments of any width, size, dtype and device. `formula` is the same calculation in torch
+operations, in float64 and without dropout, to compare values and derivatives with. A new function joins by one entry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 import sinpe_ext as sinpe
 
 B, S, D = 2, 4, 8
-LENGTHS = 2, 2
-SEED = {"dropout": 0.4, "seed": 6}
-PAPER, FLOAT32 = sinpe.Encoding(D), sinpe.Encoding(D, angle="float32_exp")
-GRID = sinpe.GridEncoding((sinpe.Encoding(D // 2), sinpe.Encoding(D // 2)))
-MASK = torch.tensor([[False, True, False, False], [True, False, False, True]])
-STARTS = torch.tensor([3, 40])
-IDS = torch.tensor([[0, 3, 2, 3], [1, 1, 4, 0]])
+DROPOUT, SEED, VOCABULARY = 0.4, 6, 5
+
+
+class Form(NamedTuple):
+    """What arguments are made of. A grid has the lengths (2, length // 2)."""
+
+    dim: int = D
+    batch: int = B
+    length: int = S
+    dtype: torch.dtype = torch.float64
+    device: str = "cpu"
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        return 2, self.length // 2
+
+    @property
+    def halves(self) -> tuple[int, int]:
+        return self.dim - self.dim // 2, self.dim // 2
+
+    @property
+    def factory(self) -> dict[str, Any]:
+        return {"dtype": self.dtype, "device": self.device}
+
+    def grid(self) -> sinpe.GridEncoding:
+        return sinpe.GridEncoding([sinpe.Encoding(half) for half in self.halves])
+
+    def normal(self, *shape: int, seed: int = 4) -> Tensor:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(**self.factory)
+
+    def whole(self, *shape: int, below: int, seed: int = 4) -> Tensor:
+        return torch.randint(below, shape, generator=torch.Generator().manual_seed(seed)).to(self.device)
+
+    def alpha(self) -> Tensor:
+        return torch.tensor([0.7]).to(**self.factory)
+
+    def fractions(self, *shape: int) -> Tensor:
+        """Positions with few bits, in float64 or float32."""
+        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        return (self.whole(*shape, below=200) / 16 - 4).to(wide)
+
+    def mask(self, *shape: int) -> Tensor:
+        return self.whole(*shape, below=3) == 1
 
 
 class Call(NamedTuple):
     """A call of a public function or layer.
 
     Attributes:
-        run: called with the tensors by name.
-        formula: the same in torch operations, without dropout.
-        tensors: float64; the result is differentiable with respect to each of them.
-        drops: whether dropout is applied, with a given seed.
+        function, reference: called with the arguments by name; `run` and `formula` call them with those given and the
+            others.
+        tensors: floating-point; the result is differentiable with respect to each of them.
+        others: the other arguments: tensors, and the seed and the module if there is one.
+        like: the tensor whose memory order the result has.
     """
 
-    run: Callable[..., Tensor]
-    formula: Callable[..., Tensor]
+    function: Callable[..., Tensor]
+    reference: Callable[..., Tensor]
     tensors: dict[str, Tensor]
-    drops: bool = False
+    others: Mapping[str, Any] = {}
+    like: str = ""
+
+    @property
+    def drops(self) -> bool:
+        """Whether dropout is applied, with a given seed."""
+        return "seed" in self.others
+
+    def run(self, **given: Any) -> Tensor:
+        return self.function(**{**self.tensors, **self.others, **given})
+
+    def formula(self, **given: Any) -> Tensor:
+        """Without dropout."""
+        return self.reference(**{**self.tensors, **self.others, **given})
+
+    def mask(self) -> Tensor | float:
+        """The factor by which dropout multiplies each element; 1 without dropout."""
+        threshold = round(DROPOUT * 65536)
+        return (self.run() != 0).double() * (65536 / (65536 - threshold)) if self.drops else 1.0
 
     def of(self, name: str) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
         """`run` and `formula`, with dropout, as functions of the tensor `name`."""
-        others = {other: t for other, t in self.tensors.items() if other != name}
-        kept: Tensor | float = 1.0
-        if self.drops:
-            threshold = round(SEED["dropout"] * 65536)
-            kept = (self.run(**self.tensors) != 0).double() * (65536 / (65536 - threshold))
-        return lambda t: self.run(**others, **{name: t}), lambda t: self.formula(**others, **{name: t}) * kept
+        kept = self.mask()
+        return lambda t: self.run(**{name: t}), lambda t: self.formula(**{name: t}) * kept
 
 
-def rows(positions: Tensor, dim: int = D) -> Tensor:
-    angle = positions.double()[..., None] * 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)
+def rows(at: Tensor, dim: int) -> Tensor:
+    angle = at.double()[..., None] * 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=at.device) / dim)
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :dim]
 
 
-def grid_rows(positions: Tensor) -> Tensor:
-    return torch.cat([rows(positions[..., 0], D // 2), rows(positions[..., 1], D // 2)], -1)
+def implicit(x: Tensor, at: int = -2) -> Tensor:
+    return torch.arange(x.shape[at], device=x.device)
 
 
-def data(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+def grid_rows(at: Tensor, dim: int) -> Tensor:
+    return torch.cat([rows(at[..., 0], dim - dim // 2), rows(at[..., 1], dim // 2)], -1)
 
 
-IMPLICIT = torch.arange(S)
-COORDINATES = sinpe.positions.grid(LENGTHS)
-X, FIRST, IMAGE = data(B, S, D), data(S, B, D), data(B, *LENGTHS, D)
-TOKENS = data(B, 1 + S, D)
-ALPHA, WEIGHT = torch.tensor([0.7], dtype=torch.float64), data(5, D)
-AT = torch.tensor([[0.0, 0.75, -2.5, 3.0], [1.0, 0.1, 0.2, 9.5]], dtype=torch.float64)
-POINTS = data(B, *LENGTHS, 2)
-
-LAYER = sinpe.SinusoidalPositionalEncoding(D, 0.4, learned_alpha=True, scale=2.0, dtype=torch.float64)
-PICTURE = sinpe.SinusoidalPositionalEncoding(D, 0.4, encoding=GRID)
-TOKEN_LAYER = sinpe.SinusoidalEmbedding(5, D, dropout=0.4, learned_alpha=True, dtype=torch.float64)
-STEPS = sinpe.TimestepEncoding(D, encoding="paper", dtype=torch.float64)
+def points(form: Form) -> Tensor:
+    """(H, W, 2)"""
+    axes = [torch.arange(n, device=form.device) for n in form.lengths]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
 
 
-def layer(module: torch.nn.Module, t: Tensor, parameters: dict[str, Tensor], **options: Any) -> Tensor:
+def apply_layer(module: torch.nn.Module, t: Tensor, parameters: dict[str, Tensor], **options: Any) -> Tensor:
     return torch.func.functional_call(module, parameters, (t,), options)
 
 
-def sum_of(x: Tensor, alpha: Tensor, pe: Tensor, scale: float = 1.0) -> Tensor:
-    return scale * x + alpha * pe
+def sum_of(x: Tensor, alpha: Tensor | float, pe: Tensor, scale: float = 1.0) -> Tensor:
+    return scale * x.double() + (alpha.double() if isinstance(alpha, Tensor) else alpha) * pe
 
 
-CALLS: dict[str, Call] = {
-    "encode": Call(lambda at: sinpe.encode(at, PAPER, dtype=torch.float64), lambda at: rows(at), {"at": AT}),
-    "encode, grid": Call(
-        lambda at: sinpe.encode(at, GRID, dtype=torch.float64), lambda at: grid_rows(at), {"at": POINTS}
-    ),
-    "add": Call(
-        lambda x, alpha, at: sinpe.add(x, PAPER, alpha=alpha, positions=at, scale=2.0),
-        lambda x, alpha, at: sum_of(x, alpha, rows(at), 2.0),
-        {"x": X, "alpha": ALPHA, "at": AT},
-    ),
-    "add, dropout": Call(
-        lambda x, alpha, at: sinpe.add(x, PAPER, alpha=alpha, positions=at, scale=2.0, **SEED),
-        lambda x, alpha, at: sum_of(x, alpha, rows(at), 2.0),
-        {"x": X, "alpha": ALPHA, "at": AT},
-        drops=True,
-    ),
-    "add, mask": Call(
-        lambda x, alpha: sinpe.add(x, PAPER, alpha=alpha, start=STARTS, padding_mask=MASK),
-        lambda x, alpha: sum_of(x, alpha, rows(IMPLICIT + STARTS[:, None]) * ~MASK[..., None]),
-        {"x": X, "alpha": ALPHA},
-    ),
-    "add, sequence first": Call(
-        lambda x, alpha: sinpe.add(x, PAPER, alpha=alpha, seq_dim=0, **SEED),
-        lambda x, alpha: sum_of(x, alpha, rows(IMPLICIT)[:, None]),
-        {"x": FIRST, "alpha": ALPHA},
-        drops=True,
-    ),
-    "add, extra tokens": Call(
-        lambda x, alpha: sinpe.add(x, PAPER, alpha=alpha, extra_tokens=1),
-        lambda x, alpha: sum_of(x, alpha, torch.nn.functional.pad(rows(IMPLICIT), (0, 0, 1, 0))),
-        {"x": TOKENS, "alpha": ALPHA},
-    ),
-    "add, grid": Call(
-        lambda x, alpha: sinpe.add(x, GRID, alpha=alpha, **SEED),
-        lambda x, alpha: sum_of(x, alpha, grid_rows(COORDINATES)),
-        {"x": IMAGE, "alpha": ALPHA},
-        drops=True,
-    ),
-    "add, grid, channels first": Call(
-        lambda x: sinpe.add(x, GRID, channel_dim=1, scale=3.0),
-        lambda x: 3.0 * x + grid_rows(COORDINATES).movedim(-1, 0),
-        {"x": data(B, D, *LENGTHS)},
-    ),
-    "add, grid, coordinates": Call(
-        lambda x, at: sinpe.add(x, GRID, positions=at),
-        lambda x, at: x + grid_rows(at),
-        {"x": IMAGE, "at": POINTS},
-    ),
-    "add_": Call(
-        lambda x: sinpe.add_(x * 1, PAPER, alpha=0.5, **SEED),
-        lambda x: sum_of(x, ALPHA.new_tensor(0.5), rows(IMPLICIT)),
-        {"x": X},
-        drops=True,
-    ),
-    "embed": Call(
-        lambda weight, alpha, at: sinpe.embed(IDS, weight, PAPER, alpha=alpha, positions=at),
-        lambda weight, alpha, at: sum_of(weight[IDS], alpha, rows(at)),
-        {"weight": WEIGHT, "alpha": ALPHA, "at": AT},
-    ),
-    "embed, dropout": Call(
-        lambda weight, alpha: sinpe.embed(IDS, weight, PAPER, alpha=alpha, scale=2.0, **SEED),
-        lambda weight, alpha: sum_of(weight[IDS], alpha, rows(IMPLICIT), 2.0),
-        {"weight": WEIGHT, "alpha": ALPHA},
-        drops=True,
-    ),
-    "SinusoidalPositionalEncoding": Call(
-        lambda x, alpha: layer(LAYER, x, {"alpha": alpha}, seed=6),
-        lambda x, alpha: sum_of(x, alpha, rows(IMPLICIT), 2.0),
-        {"x": X, "alpha": ALPHA},
-        drops=True,
-    ),
-    "SinusoidalPositionalEncoding, grid": Call(
-        lambda x: PICTURE(x, seed=6), lambda x: x + grid_rows(COORDINATES), {"x": IMAGE}, drops=True
-    ),
-    "SinusoidalEmbedding": Call(
-        lambda weight, alpha: layer(TOKEN_LAYER, IDS, {"weight": weight, "alpha": alpha}, seed=6),
-        lambda weight, alpha: sum_of(weight[IDS], alpha, rows(IMPLICIT)),
-        {"weight": WEIGHT, "alpha": ALPHA},
-        drops=True,
-    ),
-    "TimestepEncoding": Call(lambda t: STEPS(t), lambda t: rows(t), {"t": AT[0]}),
+def _table(f: Form) -> Call:
+    return Call(
+        lambda: sinpe.table(f.length, f.dim, start=3, **f.factory),
+        lambda: rows(torch.arange(f.length, device=f.device) + 3, f.dim),
+        {},
+    )
+
+
+def _table_of_grid(f: Form) -> Call:
+    def formula() -> Tensor:
+        return pad(grid_rows(points(f) + torch.tensor([2, 5], device=f.device), f.dim).flatten(0, 1), (0, 0, 1, 0))
+
+    return Call(lambda: sinpe.table(f.lengths, f.grid(), start=(2, 5), extra_tokens=1, **f.factory), formula, {})
+
+
+def _encode(f: Form) -> Call:
+    return Call(
+        lambda at: sinpe.encode(at, f.dim, dtype=f.dtype),
+        lambda at: rows(at, f.dim),
+        {"at": f.fractions(f.batch, f.length)},
+    )
+
+
+def _encode_whole(f: Form) -> Call:
+    return Call(
+        lambda at: sinpe.encode(at, f.dim, dtype=f.dtype),
+        lambda at: rows(at, f.dim),
+        {},
+        {"at": f.whole(f.batch, f.length, below=500) - 250},
+    )
+
+
+def _encode_grid(f: Form) -> Call:
+    return Call(
+        lambda at: sinpe.encode(at, f.grid(), dtype=f.dtype),
+        lambda at: grid_rows(at, f.dim),
+        {"at": f.fractions(f.batch, *f.lengths, 2)},
+    )
+
+
+def _add(f: Form) -> Call:
+    return Call(
+        lambda x, alpha, at: sinpe.add(x, f.dim, alpha=alpha, positions=at, scale=2.0),
+        lambda x, alpha, at: sum_of(x, alpha, rows(at, f.dim), 2.0),
+        {"x": f.normal(f.batch, f.length, f.dim), "alpha": f.alpha(), "at": f.fractions(f.batch, f.length)},
+        like="x",
+    )
+
+
+def _add_dropout(f: Form) -> Call:
+    return Call(
+        lambda x, alpha, at, seed: sinpe.add(
+            x, f.dim, alpha=alpha, positions=at, scale=2.0, dropout=DROPOUT, seed=seed
+        ),
+        lambda x, alpha, at, seed: sum_of(x, alpha, rows(at, f.dim), 2.0),
+        {"x": f.normal(f.batch, f.length, f.dim), "alpha": f.alpha(), "at": f.fractions(f.batch, f.length)},
+        {"seed": SEED},
+        like="x",
+    )
+
+
+def _add_mask(f: Form) -> Call:
+    return Call(
+        lambda x, alpha, start, mask: sinpe.add(x, f.dim, alpha=alpha, start=start, padding_mask=mask),
+        lambda x, alpha, start, mask: sum_of(x, alpha, rows(implicit(x) + start[:, None], f.dim) * ~mask[..., None]),
+        {"x": f.normal(f.batch, f.length, f.dim), "alpha": f.alpha()},
+        {"start": f.whole(f.batch, below=50), "mask": f.mask(f.batch, f.length)},
+        like="x",
+    )
+
+
+def _add_at(f: Form) -> Call:
+    return Call(
+        lambda x, at: sinpe.add(x, f.dim, positions=at),
+        lambda x, at: sum_of(x, 1.0, rows(at, f.dim).unsqueeze(1)),
+        {"x": f.normal(f.batch, 3, f.length, f.dim)},
+        {"at": f.whole(f.batch, f.length, below=500) - 250},
+        like="x",
+    )
+
+
+def _add_sequence_first(f: Form) -> Call:
+    return Call(
+        lambda x, alpha, seed: sinpe.add(x, f.dim, alpha=alpha, seq_dim=0, dropout=DROPOUT, seed=seed),
+        lambda x, alpha, seed: sum_of(x, alpha, rows(implicit(x, 0), f.dim)[:, None]),
+        {"x": f.normal(f.length, f.batch, f.dim), "alpha": f.alpha()},
+        {"seed": SEED},
+        like="x",
+    )
+
+
+def _add_channels_first(f: Form) -> Call:
+    return Call(
+        lambda x: sinpe.add(x, f.dim, seq_dim=-1, channel_dim=1, start=-7),
+        lambda x: sum_of(x, 1.0, rows(implicit(x, -1) - 7, f.dim).T),
+        {"x": f.normal(f.batch, f.dim, f.length)},
+        like="x",
+    )
+
+
+def _add_extra_tokens(f: Form) -> Call:
+    return Call(
+        lambda x, alpha: sinpe.add(x, f.dim, alpha=alpha, extra_tokens=1),
+        lambda x, alpha: sum_of(x, alpha, pad(rows(implicit(x)[:-1], f.dim), (0, 0, 1, 0))),
+        {"x": f.normal(f.batch, 1 + f.length, f.dim), "alpha": f.alpha()},
+        like="x",
+    )
+
+
+def _add_grid(f: Form) -> Call:
+    return Call(
+        lambda x, alpha, seed: sinpe.add(x, f.grid(), alpha=alpha, dropout=DROPOUT, seed=seed),
+        lambda x, alpha, seed: sum_of(x, alpha, grid_rows(points(f), f.dim)),
+        {"x": f.normal(f.batch, *f.lengths, f.dim), "alpha": f.alpha()},
+        {"seed": SEED},
+        like="x",
+    )
+
+
+def _add_grid_channels_first(f: Form) -> Call:
+    return Call(
+        lambda x: sinpe.add(x, f.grid(), channel_dim=1, scale=3.0),
+        lambda x: sum_of(x, 1.0, grid_rows(points(f), f.dim).movedim(-1, 0), 3.0),
+        {"x": f.normal(f.batch, f.dim, *f.lengths)},
+        like="x",
+    )
+
+
+def _add_grid_coordinates(f: Form) -> Call:
+    return Call(
+        lambda x, at: sinpe.add(x, f.grid(), positions=at),
+        lambda x, at: sum_of(x, 1.0, grid_rows(at, f.dim)),
+        {"x": f.normal(f.batch, *f.lengths, f.dim), "at": f.fractions(f.batch, *f.lengths, 2)},
+        like="x",
+    )
+
+
+def _add_grid_flat(f: Form) -> Call:
+    def formula(x: Tensor, start: Tensor, mask: Tensor) -> Tensor:
+        pe = grid_rows((points(f) + start[:, None, None]).flatten(1, 2), f.dim) * ~mask[..., None]
+        return sum_of(x, 1.0, pad(pe, (0, 0, 2, 0)))
+
+    return Call(
+        lambda x, start, mask: sinpe.add(
+            x, f.grid(), start=start, padding_mask=mask, grid_shape=f.lengths, extra_tokens=2
+        ),
+        formula,
+        {"x": f.normal(f.batch, 2 + f.lengths[0] * f.lengths[1], f.dim)},
+        {"start": f.whole(f.batch, 2, below=9), "mask": f.mask(f.batch, f.lengths[0] * f.lengths[1])},
+        like="x",
+    )
+
+
+def _add_in_place(f: Form) -> Call:
+    return Call(
+        lambda x, seed: sinpe.add_(x * 1, f.dim, alpha=0.5, dropout=DROPOUT, seed=seed),
+        lambda x, seed: sum_of(x, 0.5, rows(implicit(x), f.dim)),
+        {"x": f.normal(f.batch, f.length, f.dim)},
+        {"seed": SEED},
+    )
+
+
+def _embed(f: Form) -> Call:
+    return Call(
+        lambda weight, alpha, at, ids: sinpe.embed(ids, weight, f.dim, alpha=alpha, positions=at),
+        lambda weight, alpha, at, ids: sum_of(weight[ids], alpha, rows(at, f.dim)),
+        {"weight": f.normal(VOCABULARY, f.dim), "alpha": f.alpha(), "at": f.fractions(f.batch, f.length)},
+        {"ids": f.whole(f.batch, f.length, below=VOCABULARY)},
+    )
+
+
+def _embed_dropout(f: Form) -> Call:
+    return Call(
+        lambda weight, alpha, ids, seed: sinpe.embed(
+            ids, weight, f.dim, alpha=alpha, scale=2.0, dropout=DROPOUT, seed=seed
+        ),
+        lambda weight, alpha, ids, seed: sum_of(weight[ids], alpha, rows(implicit(ids, -1), f.dim), 2.0),
+        {"weight": f.normal(VOCABULARY, f.dim), "alpha": f.alpha()},
+        {"ids": f.whole(f.batch, f.length, below=VOCABULARY), "seed": SEED},
+    )
+
+
+def _embed_mask(f: Form) -> Call:
+    return Call(
+        lambda weight, ids, start, mask: sinpe.embed(
+            ids, weight, f.dim, start=start, padding_mask=mask, padding_idx=4, encode_padding=False, seq_dim=0
+        ),
+        lambda weight, ids, start, mask: sum_of(
+            weight[ids],
+            1.0,
+            (rows(implicit(ids, 0) + start[:, None], f.dim) * ~(mask | (ids == 4).T)[..., None]).transpose(0, 1),
+        ),
+        {},  # the gradient of weight, without that of padding, is not the derivative
+        {
+            "weight": f.normal(VOCABULARY, f.dim),
+            "ids": f.whole(f.length, f.batch, below=VOCABULARY),
+            "start": f.whole(f.batch, below=50),
+            "mask": f.mask(f.batch, f.length),
+        },
+    )
+
+
+def _layer(f: Form) -> Call:
+    module = sinpe.SinusoidalPositionalEncoding(f.dim, DROPOUT, learned_alpha=True, scale=2.0, **f.factory)
+    return Call(
+        lambda x, alpha, module, seed: apply_layer(module, x, {"alpha": alpha}, seed=seed),
+        lambda x, alpha, module, seed: sum_of(x, alpha, rows(implicit(x), f.dim), 2.0),
+        {"x": f.normal(f.batch, f.length, f.dim), "alpha": f.alpha()},
+        {"module": module, "seed": SEED},
+        like="x",
+    )
+
+
+def _layer_of_grid(f: Form) -> Call:
+    module = sinpe.SinusoidalPositionalEncoding(f.dim, DROPOUT, encoding=f.grid())
+    return Call(
+        lambda x, module, seed: module(x, seed=seed),
+        lambda x, module, seed: sum_of(x, 1.0, grid_rows(points(f), f.dim)),
+        {"x": f.normal(f.batch, *f.lengths, f.dim)},
+        {"module": module, "seed": SEED},
+        like="x",
+    )
+
+
+def _embedding(f: Form) -> Call:
+    module = sinpe.SinusoidalEmbedding(VOCABULARY, f.dim, dropout=DROPOUT, learned_alpha=True, **f.factory)
+    return Call(
+        lambda weight, alpha, ids, module, seed: apply_layer(
+            module, ids, {"weight": weight, "alpha": alpha}, seed=seed
+        ),
+        lambda weight, alpha, ids, module, seed: sum_of(weight[ids], alpha, rows(implicit(ids, -1), f.dim)),
+        {"weight": f.normal(VOCABULARY, f.dim), "alpha": f.alpha()},
+        {"ids": f.whole(f.batch, f.length, below=VOCABULARY), "module": module, "seed": SEED},
+    )
+
+
+def _timesteps(f: Form) -> Call:
+    module = sinpe.TimestepEncoding(f.dim, encoding="paper", dtype=f.dtype)
+    return Call(
+        lambda t, module: module(t), lambda t, module: rows(t, f.dim), {"t": f.fractions(f.length)}, {"module": module}
+    )
+
+
+MAKERS: dict[str, Callable[[Form], Call]] = {
+    "table": _table,
+    "table, grid": _table_of_grid,
+    "encode": _encode,
+    "encode, whole": _encode_whole,
+    "encode, grid": _encode_grid,
+    "add": _add,
+    "add, dropout": _add_dropout,
+    "add, mask": _add_mask,
+    "add, whole positions": _add_at,
+    "add, sequence first": _add_sequence_first,
+    "add, channels first": _add_channels_first,
+    "add, extra tokens": _add_extra_tokens,
+    "add, grid": _add_grid,
+    "add, grid, channels first": _add_grid_channels_first,
+    "add, grid, coordinates": _add_grid_coordinates,
+    "add, grid, flat": _add_grid_flat,
+    "add_": _add_in_place,
+    "embed": _embed,
+    "embed, dropout": _embed_dropout,
+    "embed, mask": _embed_mask,
+    "SinusoidalPositionalEncoding": _layer,
+    "SinusoidalPositionalEncoding, grid": _layer_of_grid,
+    "SinusoidalEmbedding": _embedding,
+    "TimestepEncoding": _timesteps,
 }
+CALLS: dict[str, Call] = {name: make(Form()) for name, make in MAKERS.items()}
 TENSORS = [(name, tensor) for name, call in CALLS.items() for tensor in call.tensors]
