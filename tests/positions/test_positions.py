@@ -1,59 +1,140 @@
-"""`sinpe_ext.positions`: positions for padded, packed and incremental batches, grids and masks."""
+"""`sinpe_ext.positions`: positions of padded, packed and incremental batches, grids and masks, by counting in Python."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracles import same
+from strategies import spread
+from strategies_calls import masks
 from torch import Tensor
 
 import sinpe_ext as sinpe
+from sinpe_ext import positions as at
 
-D = 10
-
-
-def test_packed_and_relative_positions(backend: str) -> None:
-    lengths = [4, 0, 1, 7]
-    packed = sinpe.positions.packed(torch.tensor([0, *lengths]).cumsum(0))
-    assert torch.equal(packed, torch.cat([torch.arange(n) for n in lengths]))
-    assert torch.equal(
-        sinpe.positions.packed(torch.tensor([0, 3], dtype=torch.int32), 5), torch.tensor([0, 1, 2, 0, 1])
-    )
-    weight, ids = torch.randn(9, D), torch.randint(9, (12,))
-    each = torch.cat([sinpe.embed(part, weight) for part in ids.split(lengths)])
-    assert torch.equal(sinpe.embed(ids, weight, positions=packed), each)
-    assert torch.equal(sinpe.add(weight[ids][None], positions=packed)[0], each)
-    for length in (1, 5):
-        relative = sinpe.positions.relative(length)
-        assert torch.equal(relative, torch.arange(length - 1, -length, -1))
-        rows = sinpe.encode(relative, D)
-        assert torch.equal(rows.flip(0), sinpe.table(2 * length - 1, D, start=1 - length))
-        assert torch.equal(rows[:length].flip(0), sinpe.table(length, D))
-    ends = torch.tensor([0, 3, 5])
-    compiled = torch.compile(lambda c: sinpe.positions.packed(c, 5), fullgraph=True, backend="eager")
-    assert torch.equal(compiled(ends), torch.tensor([0, 1, 2, 0, 1]))
-    for bad in ([], [1, 2], [0, 3, 2]):
-        with pytest.raises((TypeError, ValueError), match="cu_seqlens: expected"):
-            sinpe.positions.packed(torch.tensor(bad, dtype=torch.int64))
-    with pytest.raises(ValueError, match="total: expected 3 or more"):
-        sinpe.positions.packed(torch.tensor([0, 3]), 2)
-    with pytest.raises(ValueError, match="length: expected an int in 1"):
-        sinpe.positions.relative(0)
+pytestmark = pytest.mark.filterwarnings("error")
+DIM, P = 6, 1  # fairseq's padding_idx
 
 
-P = 1  # fairseq's padding_idx
+@st.composite
+def shapes(draw: st.DrawFn) -> tuple[int, ...]:
+    length = draw(st.integers(0, 17))
+    return draw(st.sampled_from(((length,), (draw(st.integers(0, 4)), length))))
 
 
-def counted(mask: list[bool], pad: int, first: int) -> list[int]:
-    """Counts tokens from `first`; padding gets `pad`."""
-    positions, count = [], 0
-    for padding in mask:
-        positions.append(pad if padding else first + count)
-        count += not padding
+def counted(padding: list[bool]) -> list[int]:
+    positions, tokens = [], 0
+    for is_padding in padding:
+        positions.append(0 if is_padding else tokens)
+        tokens += not is_padding
     return positions
+
+
+def by_row(rows: Tensor, function: Any) -> Tensor:
+    lists = rows.tolist() if rows.dim() == 2 else [rows.tolist()]
+    return torch.tensor([function(row) for row in lists], dtype=torch.int64).reshape(rows.shape)
+
+
+@given(st.data(), shapes())
+def test_from_padding_mask(data: st.DataObject, shape: tuple[int, ...]) -> None:
+    mask = data.draw(masks(shape))
+    got = at.from_padding_mask(mask)
+    assert got.dtype == torch.int64 and torch.equal(got, by_row(mask, counted))
+    if got.dim() == 2 and got.numel():  # each padded sequence equals the same sequence without padding
+        x = torch.randn(*got.shape, DIM)
+        y = sinpe.add(x, positions=got, padding_mask=mask)
+        for sample in range(len(x)):
+            real = ~mask[sample]
+            assert same(y[sample][real], sinpe.add(x[sample][real]))
+            assert same(y[sample][~real], x[sample][~real])
+
+
+@given(st.data(), shapes(), st.integers(0, 5), st.sampled_from((torch.int64, torch.int32, torch.uint8)))
+def test_from_padding_idx(data: st.DataObject, shape: tuple[int, ...], idx: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**20)))
+    ids = torch.randint(6, shape, generator=generator).to(dtype)
+    ids = data.draw(st.sampled_from((ids, spread(ids))))
+    past: Any = data.draw(st.integers(0, 2**40))
+    kind = data.draw(st.sampled_from(("none", "int", "0-d", "per sample")))
+    each = [past] * (len(ids) if ids.dim() == 2 else 1)
+    if kind == "per sample" and ids.dim() == 2:
+        each = data.draw(st.lists(st.integers(0, 2**40), min_size=len(ids), max_size=len(ids)))
+        past = torch.tensor(each, dtype=torch.int64)
+    elif kind == "0-d":
+        past = torch.tensor(past)
+    arguments = {} if kind == "none" else {"past": past}
+    each = [0] * len(each) if kind == "none" else each
+    got, mask = at.from_padding_idx(ids, idx, **arguments)
+    want = []
+    for earlier, row in zip(each, ids.tolist() if ids.dim() == 2 else [ids.tolist()], strict=True):
+        tokens = itertools.accumulate(int(token != idx) for token in row)
+        want.append([idx if token == idx else idx + earlier + n for token, n in zip(row, tokens, strict=True)])
+    assert got.dtype == torch.int64 and torch.equal(got, torch.tensor(want, dtype=torch.int64).reshape(shape))
+    assert torch.equal(mask, ids == idx) and mask.dtype == torch.bool
+
+
+@given(st.lists(st.integers(0, 9), max_size=8), st.integers(0, 6), st.sampled_from((torch.int32, torch.int64)))
+def test_packed(lengths: list[int], more: int, dtype: torch.dtype) -> None:
+    ends = torch.tensor([0, *itertools.accumulate(lengths)], dtype=dtype)
+    want = [p for n in lengths for p in range(n)]
+    assert at.packed(ends).tolist() == want
+    total = len(want) + more
+    assert at.packed(spread(ends), total).tolist() == want + list(range(more))
+    x = torch.randn(len(want), DIM)
+    y = sinpe.add(x, positions=at.packed(ends))
+    for first, length in zip(ends.tolist(), lengths, strict=False):
+        assert same(y[first : first + length], sinpe.add(x[first : first + length]))
+
+
+@given(st.integers(1, 300), st.integers(1, 40))
+def test_relative(length: int, dim: int) -> None:
+    got = at.relative(length)
+    assert got.tolist() == list(range(length - 1, -length, -1)) and got.dtype == torch.int64
+    assert same(sinpe.encode(got, dim).flip(0), sinpe.table(2 * length - 1, dim, start=1 - length))
+
+
+@given(st.data(), st.lists(st.integers(0, 5), min_size=1, max_size=4))
+def test_grid(data: st.DataObject, lengths: list[int]) -> None:
+    starts = data.draw(st.lists(st.integers(-(2**62), 2**62), min_size=len(lengths), max_size=len(lengths)))
+    one = data.draw(st.booleans())
+    starts = [starts[0]] * len(lengths) if one else starts
+    got = at.grid(tuple(lengths), start=starts[0] if one else starts)
+    assert got.shape == (*lengths, len(lengths)) and got.dtype == torch.int64
+    for place in itertools.product(*map(range, lengths)):
+        assert got[place].tolist() == [s + p for s, p in zip(starts, place, strict=True)]
+
+
+@given(st.data(), st.booleans(), st.sampled_from((torch.float64, torch.float32)))
+def test_from_mask_2d(data: st.DataObject, normalize: bool, dtype: torch.dtype) -> None:
+    draw = data.draw
+    shape = tuple(draw(st.lists(st.integers(0, 6), min_size=2, max_size=3)))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
+    mask = torch.rand(shape, generator=generator) < draw(st.sampled_from((0.3, 0.0, 1.1)))
+    arguments: dict[str, Any] = {}
+    if normalize:
+        arguments = {"normalize": True, "dtype": dtype, "scale": draw(st.sampled_from((6.283, 1.0, 100.0)))}
+        arguments |= {"eps": draw(st.sampled_from((1e-6, 1.0))), "offset": draw(st.sampled_from((0.0, -0.5)))}
+    got = at.from_mask_2d(mask, **arguments)
+    pixels = (~mask).numpy().astype(np.int64)
+    count = np.stack([pixels.cumsum(-2), pixels.cumsum(-1)], -1)
+    if normalize:
+        kind = np.float64 if dtype == torch.float64 else np.float32
+        lasts = [count[..., -1:, :, 0] if shape[-2] else count[..., 0]]
+        lasts.append(count[..., :, -1:, 1] if shape[-1] else count[..., 1])
+        last = np.stack([np.broadcast_to(each, mask.shape) for each in lasts], -1)
+        scale, eps, offset = (kind(arguments[name]) for name in ("scale", "eps", "offset"))
+        want = (count.astype(kind) + offset) / (last.astype(kind) + eps) * scale
+        assert got.dtype == dtype and same(got, torch.from_numpy(want))
+    else:
+        assert torch.equal(got, torch.from_numpy(count))
 
 
 MASKS = {
@@ -64,219 +145,145 @@ MASKS = {
     "holes": [False, True, False, True, False],
     "all": [True] * 5,
 }
+MASK = torch.tensor(list(MASKS.values()))
 
 
-def test_positions_from_a_padding_mask(backend: str) -> None:
-    mask = torch.tensor(list(MASKS.values()))
-    positions = sinpe.positions.from_padding_mask(mask)
-    assert positions.dtype == torch.int64
-    assert positions.tolist() == [counted(row, 0, 0) for row in MASKS.values()]
-    attention_mask = (~mask).long()  # as in Hugging Face
-    assert torch.equal(positions, (attention_mask.cumsum(-1) - 1).masked_fill(attention_mask == 0, 0))
-    for row, want in zip(mask, positions, strict=True):
-        assert torch.equal(sinpe.positions.from_padding_mask(row), want)
-    x = torch.randn(len(mask), 5, D)
-    encoded = sinpe.add(x, positions=positions, padding_mask=mask)
-    for row, padding, result in zip(x, mask, encoded, strict=True):  # equals the sequence alone
-        tokens = row[~padding]
-        assert torch.equal(result[~padding], sinpe.add(tokens)) and torch.equal(result[padding], row[padding])
-    assert sinpe.positions.from_padding_mask(torch.zeros(2, 0, dtype=torch.bool)).shape == (2, 0)
-    many = torch.zeros(1, 70_000, dtype=torch.bool)  # more than any 16-bit type holds
-    assert torch.equal(sinpe.positions.from_padding_mask(many)[0], torch.arange(70_000))
+def test_many_tokens() -> None:
+    """More than a 16-bit type holds."""
+    assert torch.equal(at.from_padding_mask(torch.zeros(1, 70_000, dtype=torch.bool))[0], torch.arange(70_000))
 
 
-def fairseq_table(rows: int, dim: int, padding_idx: int) -> Tensor:
-    """fairseq's get_embedding in float64, with zeros at padding_idx."""
-    half = dim // 2
+@pytest.mark.parametrize(("dim", "padding_idx"), [(10, 0), (10, 1), (11, 7)])
+def test_fairseq(dim: int, padding_idx: int, backend: str) -> None:
+    """Its table in float64, with zeros at padding_idx; without padding, the implicit positions of "fairseq"."""
+    ids = torch.randint(8, 20, MASK.shape).masked_fill(MASK, padding_idx)
+    positions, padding = at.from_padding_idx(ids, padding_idx)
+    half, rows = dim // 2, padding_idx + 1 + ids.shape[1]
     w = torch.exp(torch.arange(half, dtype=torch.float64) * -(math.log(10000) / (half - 1)))
     angle = torch.arange(rows, dtype=torch.float64)[:, None] * w
-    rows_of = torch.cat([angle.sin(), angle.cos(), torch.zeros(rows, dim % 2, dtype=torch.float64)], 1)
-    rows_of[padding_idx] = 0
-    return rows_of
-
-
-@pytest.mark.parametrize("padding_idx", [0, 1, 7])
-@pytest.mark.parametrize("dim", [D, D + 1])
-def test_positions_from_padding_idx(dim: int, padding_idx: int, backend: str) -> None:
-    mask = torch.tensor(list(MASKS.values()))
-    ids = torch.randint(8, 20, mask.shape).masked_fill(mask, padding_idx)
-    positions, padding = sinpe.positions.from_padding_idx(ids, padding_idx)
-    assert torch.equal(padding, mask) and positions.dtype == torch.int64
-    assert positions.tolist() == [counted(row, padding_idx, padding_idx + 1) for row in MASKS.values()]
-    for row, want in zip(ids.int(), positions, strict=True):
-        assert torch.equal(sinpe.positions.from_padding_idx(row, padding_idx)[0], want)
+    table = torch.cat([angle.sin(), angle.cos(), torch.zeros(rows, dim % 2, dtype=torch.float64)], 1)
+    table[padding_idx] = 0
     weight = torch.randn(20, dim, dtype=torch.float64)
     encoded = sinpe.embed(ids, weight, "t2t", positions=positions, padding_mask=padding)
-    table = fairseq_table(padding_idx + 1 + ids.shape[1], dim, padding_idx)
     assert torch.allclose(encoded, weight[ids] + table[positions], rtol=0, atol=1e-13)
-    assert torch.equal(encoded[padding], weight[ids[padding]])
-    if padding_idx == P:  # without padding: the convention's implicit positions
+    if padding_idx == P:
         assert torch.equal(encoded[0], sinpe.embed(ids[0], weight, "fairseq"))
 
 
 def test_incremental_decoding_continues_positions() -> None:
-    mask = torch.tensor(list(MASKS.values()))
-    ids = torch.full(mask.shape, 9).masked_fill(mask, P)
-    whole, _ = sinpe.positions.from_padding_idx(ids, P)
+    ids = torch.full(MASK.shape, 9).masked_fill(MASK, P)
+    whole, _ = at.from_padding_idx(ids, P)
     for cut in range(6):
-        before = (~mask[:, :cut]).sum(1)
-        rest, _ = sinpe.positions.from_padding_idx(ids[:, cut:], P, past=before)
-        assert torch.equal(rest, whole[:, cut:])
-        assert torch.equal(sinpe.positions.from_padding_idx(ids[:, cut:], P, past=before.int())[0], rest)
-        one, _ = sinpe.positions.from_padding_idx(ids[0, cut:], P, past=cut)
-        assert torch.equal(one, whole[0, cut:])
-        assert torch.equal(sinpe.positions.from_padding_idx(ids[0, cut:], P, past=torch.tensor(cut))[0], one)
+        past = (~MASK[:, :cut]).sum(1)
+        for before in (past, past.int()):
+            assert torch.equal(at.from_padding_idx(ids[:, cut:], P, past=before)[0], whole[:, cut:])
+        for one in (cut, torch.tensor(cut)):
+            assert torch.equal(at.from_padding_idx(ids[0, cut:], P, past=one)[0], whole[0, cut:])
 
 
-@pytest.mark.parametrize("shape", [(5,), (2, 3), (4, 1), (2, 3, 4), (0, 3), (2, 2, 2, 2)])
-@pytest.mark.parametrize("start", [0, -7, "each"])
-def test_grid(shape: tuple[int, ...], start: int | str) -> None:
-    starts = tuple(range(10, 10 + len(shape))) if start == "each" else (start,) * len(shape)
-    coordinates = sinpe.positions.grid(shape, start=starts if start == "each" else start)
-    want = [[s + n for s, n in zip(starts, cell, strict=True)] for cell in itertools.product(*map(range, shape))]
-    assert coordinates.shape == (*shape, len(shape)) and coordinates.dtype == torch.int64
-    assert coordinates.reshape(-1, len(shape)).tolist() == want  # row-major
-
-
-def test_grid_rows_equal_table(backend: str) -> None:
+def test_rows_of_a_grid_equal_its_table(backend: str) -> None:
     encoding = sinpe.convention("mae2d", 16)
-    assert torch.equal(sinpe.encode(sinpe.positions.grid((3, 5)), encoding), sinpe.table((3, 5), encoding))
-    whole, part = sinpe.table((6, 7), encoding), sinpe.positions.grid((2, 3), start=(1, 4))
+    whole, part = sinpe.table((6, 7), encoding), at.grid((2, 3), start=(1, 4))
+    assert torch.equal(sinpe.encode(at.grid((6, 7)), encoding), whole)
     assert torch.equal(sinpe.encode(part, encoding), whole[1:3, 4:7])
 
 
-def images(*sizes: tuple[int, int], height: int = 4, width: int = 5) -> Tensor:
-    """The mask of images of these sizes, padded to one size."""
-    mask = torch.ones(len(sizes), height, width, dtype=torch.bool)
-    for each, (h, w) in zip(mask, sizes, strict=True):
-        each[:h, :w] = False
-    return mask
-
-
-def detr_loop(mask: Tensor, normalize: bool, scale: float, eps: float, offset: float) -> Tensor:
-    """DETR's positions, one pixel at a time, in Python floats."""
-    batch, height, width = mask.shape
-    out = torch.zeros(batch, height, width, 2, dtype=torch.float64)
-    for b, i, j in itertools.product(range(batch), range(height), range(width)):
-        y = float(sum(not mask[b, k, j] for k in range(i + 1)))
-        x = float(sum(not mask[b, i, k] for k in range(j + 1)))
-        if normalize:
-            y = (y + offset) / (float(sum(not mask[b, k, j] for k in range(height))) + eps) * scale
-            x = (x + offset) / (float(sum(not mask[b, i, k] for k in range(width))) + eps) * scale
-        out[b, i, j, 0], out[b, i, j, 1] = y, x
-    return out
-
-
-IMAGES = images((4, 5), (2, 3), (1, 1), (4, 1), (0, 0))
-NORMALISED: dict[str, dict[str, float]] = {
-    "default": {},
-    "mmdet": {"offset": -0.5, "eps": 1e-6},
-    "unit": {"scale": 1.0, "eps": 0.5},
-}
-
-
-@pytest.mark.parametrize("options", NORMALISED.values(), ids=NORMALISED)
-def test_positions_from_masks_of_images(options: dict[str, float]) -> None:
-    plain = sinpe.positions.from_mask_2d(IMAGES)
-    assert plain.dtype == torch.int64 and torch.equal(plain.double(), detr_loop(IMAGES, False, 0, 0, 0))
-    full = {"scale": 2 * math.pi, "eps": 1e-6, "offset": 0.0, **options}
-    coordinates = sinpe.positions.from_mask_2d(IMAGES, normalize=True, **options)
-    assert coordinates.dtype == torch.float64 and torch.equal(coordinates, detr_loop(IMAGES, True, **full))
-    assert torch.equal(sinpe.positions.from_mask_2d(IMAGES[1], normalize=True, **options), coordinates[1])
-    count = (~IMAGES).cumsum(1, dtype=torch.float32)  # as in DETR, in float32
-    y = (count + full["offset"]) / (count[:, -1:, :] + full["eps"]) * full["scale"]
-    single = sinpe.positions.from_mask_2d(IMAGES, normalize=True, dtype=torch.float32, **options)
-    assert single.dtype == torch.float32 and torch.equal(single[..., 0], y)
-    for shape in ((2, 0, 3), (2, 3, 0), (2, 0, 0), (0, 2, 3)):
-        empty = torch.zeros(shape, dtype=torch.bool)
-        for normalize in (False, True):
-            positions = sinpe.positions.from_mask_2d(empty, normalize=normalize)
-            assert positions.shape == (*empty.shape, 2) and positions.is_floating_point() == normalize
+IMAGES = torch.ones(5, 4, 5, dtype=torch.bool)  # padded to one size
+for image, (height, width) in zip(IMAGES, ((4, 5), (2, 3), (1, 1), (4, 1), (0, 0)), strict=True):
+    image[:height, :width] = False
 
 
 def test_detr(backend: str) -> None:
-    features = 8  # per axis; as in DETR, in float64
-    positions = sinpe.positions.from_mask_2d(IMAGES, normalize=True)
+    """As in DETR, in float64; without padding, the table of "detr2d"."""
+    features = 8  # per axis
+    positions = at.from_mask_2d(IMAGES, normalize=True)
     i = torch.arange(features, dtype=torch.float64)
     angle = positions[..., None] / 10000 ** (2 * (i // 2) / features)
     pe = torch.stack([angle[..., 0::2].sin(), angle[..., 1::2].cos()], -1).flatten(-2)
     want = torch.cat([pe[..., 0, :], pe[..., 1, :]], -1)
-    encoded = sinpe.encode(positions, sinpe.convention("detr2d", 2 * features), dtype=torch.float64)
-    assert torch.allclose(encoded, want, rtol=0, atol=1e-13)
+    grid = sinpe.convention("detr2d", 2 * features)
+    assert torch.allclose(sinpe.encode(positions, grid, dtype=torch.float64), want, rtol=0, atol=1e-13)
+    assert torch.equal(sinpe.encode(at.from_mask_2d(IMAGES[0]), grid), sinpe.table((4, 5), grid))
 
 
+@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("strict", [False, True])
 def test_packed_positions_follow_the_total_in_a_graph(strict: bool) -> None:
     class Packed(torch.nn.Module):
         def forward(self, values: Tensor, ends: Tensor) -> Tensor:
-            return sinpe.add(values, positions=sinpe.positions.packed(ends, values.shape[0]))
+            return sinpe.add(values, positions=at.packed(ends, values.shape[0]))
 
     sizes = {0: torch.export.Dim("total", min=2, max=1000)}, {0: torch.export.Dim("ends", min=2, max=100)}
-    given = torch.randn(9, D), torch.tensor([0, 3, 9])
+    given = torch.randn(9, DIM), torch.tensor([0, 3, 9])
     program = torch.export.export(Packed(), given, dynamic_shapes=sizes, strict=strict).module()
     for lengths in ((3, 6), (4, 0, 7, 1)):
-        values, ends = torch.randn(sum(lengths), D), torch.tensor([0, *lengths]).cumsum(0)
+        values, ends = torch.randn(sum(lengths), DIM), torch.tensor([0, *lengths]).cumsum(0)
         assert torch.equal(program(values, ends), torch.cat([sinpe.add(part) for part in values.split(lengths)]))
 
 
-def test_positions_under_compile_and_on_meta() -> None:
-    mask, pixels = torch.tensor(list(MASKS.values())), IMAGES
-    ids, past = torch.full(mask.shape, 9).masked_fill(mask, P), torch.arange(len(mask))
-    calls: dict[str, tuple[Any, tuple[Tensor, ...]]] = {
-        "from_padding_mask": (sinpe.positions.from_padding_mask, (mask,)),
-        "from_padding_idx": (lambda i, n: torch.stack(sinpe.positions.from_padding_idx(i, P, past=n)), (ids, past)),
-        "from_mask_2d": (sinpe.positions.from_mask_2d, (pixels,)),
-        "normalised": (lambda m: sinpe.positions.from_mask_2d(m, normalize=True, offset=-0.5), (pixels,)),
-        "grid": (lambda m: sinpe.positions.grid(m.shape[1:], start=2, device=m.device), (pixels,)),
-    }
-    for name, (function, arguments) in calls.items():
-        want = function(*arguments)
-        for options in ({"backend": "eager"}, {"backend": "inductor"}, {"backend": "eager", "dynamic": True}):
-            torch.compiler.reset()
-            got = torch.compile(function, fullgraph=True, **options)(*arguments)
-            assert got.dtype == want.dtype and torch.equal(got, want), (name, options)
-        on_meta = function(*(argument.to("meta") for argument in arguments))
-        assert on_meta.is_meta and on_meta.shape == want.shape and on_meta.dtype == want.dtype, name
-
-
-MASK, IDS = torch.zeros(2, 3, dtype=torch.bool), torch.zeros(2, 3, dtype=torch.int64)
-at = sinpe.positions
-ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
-    "attention mask": (
-        lambda: at.from_padding_mask(IDS),
-        TypeError,
-        "mask: expected bool.* torch.int64; pass attention_m",
+CALLS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
+    "packed": (lambda ends: at.packed(ends, 5), (torch.tensor([0, 3, 5]),)),
+    "from_padding_mask": (at.from_padding_mask, (MASK,)),
+    "from_padding_idx": (
+        lambda ids, past: torch.stack(at.from_padding_idx(ids, P, past=past)),
+        (torch.full(MASK.shape, 9).masked_fill(MASK, P), torch.arange(len(MASK))),
     ),
-    "mask rank": (lambda: at.from_padding_mask(MASK[None]), ValueError, r"mask: .*\(S,\) or \(B, S\), got \(1, 2, 3\)"),
-    "mask list": (lambda: at.from_padding_mask([True]), TypeError, "mask: expected a torch.Tensor, got list"),
-    "ids float": (lambda: at.from_padding_idx(IDS.float(), P), TypeError, "ids: expected integers.* torch.float32"),
-    "ids bool": (lambda: at.from_padding_idx(MASK, P), TypeError, "ids: expected integers.* torch.bool"),
-    "ids rank": (lambda: at.from_padding_idx(IDS[None], P), TypeError, r"ids: .*\(1, 2, 3\)"),
-    "no padding_idx": (lambda: at.from_padding_idx(IDS, None), TypeError, "padding_idx: expected int, got NoneType"),
-    "padding_idx": (lambda: at.from_padding_idx(IDS, -1), ValueError, "padding_idx: expected an int in 0"),
-    "past": (lambda: at.from_padding_idx(IDS, P, past=-1), ValueError, "past: expected an int in 0"),
-    "past float": (lambda: at.from_padding_idx(IDS, P, past=IDS[:, 0].float()), TypeError, "past: expected an int or"),
-    "past shape": (lambda: at.from_padding_idx(IDS, P, past=IDS[0]), ValueError, r"past: .*\(\) or \(2,\).* \(3,\)"),
-    "past of one": (lambda: at.from_padding_idx(IDS[0], P, past=IDS[0]), ValueError, r"past: expected shape \(\),"),
-    "past device": (lambda: at.from_padding_idx(IDS, P, past=IDS[:, 0].to("meta")), RuntimeError, "past: .*device"),
-    "grid int": (lambda: at.grid(4), TypeError, r"shape: expected a length for each axis, got 4; pass \(H, W\)"),
-    "grid none": (lambda: at.grid(()), TypeError, "shape: expected a length for each axis"),
-    "grid length": (lambda: at.grid((2, -1)), ValueError, "shape: expected an int in 0"),
-    "grid start": (lambda: at.grid((2, 3), start=(1, 2, 3)), ValueError, "start: expected an int or 2 of them.* got 3"),
-    "grid range": (lambda: at.grid((2, 3), start=2**63 - 1), ValueError, "start: .*within int64"),
-    "image mask": (lambda: at.from_mask_2d(IDS), TypeError, "mask: expected bool"),
-    "image rank": (lambda: at.from_mask_2d(MASK[0]), ValueError, r"mask: expected shape \(H, W\) or \(B, H, W\)"),
-    "dtype": (
-        lambda: at.from_mask_2d(MASK, dtype=torch.half),
-        TypeError,
-        "dtype: expected torch.float32 or torch.float64",
-    ),
-    "offset": (lambda: at.from_mask_2d(MASK, offset=-0.5), ValueError, "offset: expected 0 without normalize=True"),
-    "scale": (lambda: at.from_mask_2d(MASK, normalize=True, scale="2"), TypeError, "scale: expected a float, got str"),
+    "from_mask_2d": (at.from_mask_2d, (IMAGES,)),
+    "normalized": (lambda m: at.from_mask_2d(m, normalize=True, offset=-0.5), (IMAGES,)),
+    "grid": (lambda m: at.grid(m.shape[1:], start=2, device=m.device), (IMAGES,)),
+    "relative": (lambda m: at.relative(m.shape[1], device=m.device), (IMAGES,)),
 }
 
 
-@pytest.mark.parametrize("case", ERRORS.values(), ids=ERRORS)
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", CALLS)
+def test_graphs_and_meta(name: str, reset_dynamo: None) -> None:
+    function, arguments = CALLS[name]
+    want = function(*arguments)
+    for dynamic in (False, True):
+        got = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)(*arguments)
+        assert got.dtype == want.dtype and torch.equal(got, want)
+    on_meta = function(*(argument.to("meta") for argument in arguments))
+    assert on_meta.is_meta and on_meta.shape == want.shape and on_meta.dtype == want.dtype
+
+
+IDS, NONE = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.bool)
+T, V = TypeError, ValueError
+ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: at.packed(torch.tensor([], dtype=torch.int64)), T, "cu_seqlens: expected int32 or int64"),
+    (lambda: at.packed(torch.tensor([0, 2], dtype=torch.int16)), T, "cu_seqlens: expected int32 or int64"),
+    (lambda: at.packed(torch.tensor([1, 2])), V, "cu_seqlens: expected values that begin with 0"),
+    (lambda: at.packed(torch.tensor([0, 3, 2])), V, "cu_seqlens: expected values that .*do not decrease"),
+    (lambda: at.packed(torch.tensor([0, 3]), 2), V, "total: expected 3 or more"),
+    (lambda: at.relative(0), V, "length: expected an int in 1"),
+    (lambda: at.from_padding_mask(IDS), T, "mask: expected bool.* torch.int64; pass attention_m"),
+    (lambda: at.from_padding_mask(NONE[None]), V, r"mask: .*\(S,\) or \(B, S\), got \(1, 2, 3\)"),
+    (lambda: at.from_padding_mask([True]), T, "mask: expected a torch.Tensor, got list"),
+    (lambda: at.from_padding_idx(IDS.float(), P), T, "ids: expected integers.* torch.float32"),
+    (lambda: at.from_padding_idx(NONE, P), T, "ids: expected integers.* torch.bool"),
+    (lambda: at.from_padding_idx(IDS[None], P), T, r"ids: .*\(1, 2, 3\)"),
+    (lambda: at.from_padding_idx(IDS, None), T, "padding_idx: expected int, got NoneType"),
+    (lambda: at.from_padding_idx(IDS, -1), V, "padding_idx: expected an int in 0"),
+    (lambda: at.from_padding_idx(IDS, P, past=-1), V, "past: expected an int in 0"),
+    (lambda: at.from_padding_idx(IDS, P, past=IDS[:, 0].float()), T, "past: expected an int or"),
+    (lambda: at.from_padding_idx(IDS, P, past=IDS[0]), V, r"past: .*\(\) or \(2,\).* \(3,\)"),
+    (lambda: at.from_padding_idx(IDS[0], P, past=IDS[0]), V, r"past: expected shape \(\),"),
+    (lambda: at.from_padding_idx(IDS, P, past=IDS[:, 0].to("meta")), RuntimeError, "past: .*device"),
+    (lambda: at.grid(4), T, r"shape: expected a length for each axis, got 4; pass \(H, W\)"),
+    (lambda: at.grid(()), T, "shape: expected a length for each axis"),
+    (lambda: at.grid((2, -1)), V, "shape: expected an int in 0"),
+    (lambda: at.grid((2, 3), start=(1, 2, 3)), V, "start: expected an int or 2 of them.* got 3"),
+    (lambda: at.grid((2, 3), start=2**63 - 1), V, "start: .*within int64"),
+    (lambda: at.from_mask_2d(IDS), T, "mask: expected bool"),
+    (lambda: at.from_mask_2d(NONE[0]), V, r"mask: expected shape \(H, W\) or \(B, H, W\)"),
+    (lambda: at.from_mask_2d(NONE, dtype=torch.half), T, "dtype: expected torch.float32 or torch.float64"),
+    (lambda: at.from_mask_2d(NONE, dtype="float32"), T, "got 'float32'; pass torch.float64"),
+    (lambda: at.from_mask_2d(NONE, offset=-0.5), V, "offset: expected 0 without normalize=True"),
+    (lambda: at.from_mask_2d(NONE, normalize=True, scale="2"), T, "scale: expected a float, got str"),
+]
+
+
+@pytest.mark.parametrize("case", ERRORS, ids=lambda case: case[2])
 def test_errors(case: Any) -> None:
     call, kind, message = case
     with pytest.raises(kind, match=message):
