@@ -1,14 +1,20 @@
-"""`embed`: lookup, ids out of range, bad arguments, padding."""
+"""`embed`: lookup, ids, padding, and gradients: dense and sparse, deterministic, in narrow dtypes.
+
+What holds for every function: test_every_function.py; derivatives to second order: tests/ops.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from oracles import acc_of, tree_sum
+from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalEmbedding as Layer
@@ -22,6 +28,7 @@ SUMMED = {"rtol": 1e-5, "atol": 1e-5}
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 T2T = sinpe.convention("t2t", D, start=4)
 MASK = torch.tensor([[False, True, False, False, False, True]] * B)
+KEPT_SCALE = 65536 / (65536 - round(P * 65536))
 
 
 def table(dtype: torch.dtype = torch.float32, rows: int = V, dim: int = D) -> Tensor:
@@ -45,39 +52,27 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("form", FORMS)
-def test_embed_is_add_of_looked_up_rows(form: str, dtype: torch.dtype, backend: str) -> None:
-    weight, ids, given = table(dtype), tokens(), dict(FORMS[form])
-    encoding = given.pop("encoding", T2T)
-    got = sinpe.embed(ids, weight, encoding, **given)
-    assert torch.equal(got, sinpe.add(functional.embedding(ids, weight), encoding, **given))
-    assert got.dtype == dtype and got.is_contiguous()
+def test_embed_is_add_of_looked_up_rows(form: str, backend: str) -> None:
+    for dtype in FLOATS:
+        weight, ids, given = table(dtype), tokens(), dict(FORMS[form])
+        encoding = given.pop("encoding", T2T)
+        got = sinpe.embed(ids, weight, encoding, **given)
+        assert torch.equal(got, sinpe.add(functional.embedding(ids, weight), encoding, **given))
+        assert got.dtype == dtype and got.is_contiguous()
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.int64, torch.int32, torch.int16, torch.uint8, torch.uint16, torch.uint32, torch.uint64],
-)
-def test_ids_of_any_dtype_and_layout(dtype: torch.dtype, backend: str) -> None:
+IDS_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+
+
+def test_ids_of_any_dtype_and_shape(backend: str) -> None:
     weight = table()
-    for ids in (
-        tokens(S),
-        tokens(),
-        tokens(2, B, S),
-        tokens(S, B).t(),
-        tokens(B, 2 * S)[:, ::2],
-        tokens(S).expand(B, S),
-    ):
+    for ids in (tokens(S), tokens(2, B, S), tokens(S, B).t(), tokens(B, 2 * S)[:, ::2], tokens(S).expand(B, S)):
         want = sinpe.add(functional.embedding(ids, weight).reshape(*ids.shape, D), T2T)
-        assert torch.equal(sinpe.embed(ids.to(dtype), weight, T2T), want)
-    for shape in ((0,), (0, S), (B, 0)):
-        assert sinpe.embed(tokens(*shape), weight).shape == (*shape, D)
-    zeros = torch._efficientzerotensor((2, S), dtype=dtype)  # a tensor without storage: torch's own lookup crashes
-    assert torch.equal(sinpe.embed(zeros, table()), sinpe.add(table()[:1].expand(2, S, D)))
-    for weight in (table(dim=D).t().contiguous().t(), table(rows=2 * V)[::2], table(dim=2 * D)[:, :D]):
-        ids = tokens()
-        assert torch.equal(sinpe.embed(ids, weight), sinpe.add(functional.embedding(ids, weight)))
+        for dtype in IDS_DTYPES:
+            assert torch.equal(sinpe.embed(ids.to(dtype), weight, T2T), want)
+    zeros = torch._efficientzerotensor((2, S), dtype=torch.int64)  # without storage: torch's own lookup crashes
+    assert torch.equal(sinpe.embed(zeros, weight), sinpe.add(weight[:1].expand(2, S, D)))
     one = table(dim=1)
     assert torch.equal(sinpe.embed(tokens(), one), sinpe.add(functional.embedding(tokens(), one)))
 
@@ -93,18 +88,13 @@ def test_sequence_first(backend: str) -> None:
     assert torch.equal(got, sinpe.add(rows, T2T, seq_dim=0, dropout=P, seed=SEED))
     grad = torch.randn(S, B, D)
     (mine,) = torch.autograd.grad(got, weight, grad)
-    (theirs,) = torch.autograd.grad(torch.where(got != 0, rows / (1 - round(P * 65536) / 65536), 0.0), weight, grad)
+    (theirs,) = torch.autograd.grad(torch.where(got != 0, rows * KEPT_SCALE, 0.0), weight, grad)
     assert torch.allclose(mine, theirs, **SUMMED)
-    layer = Layer(V, D, dropout=0.0, batch_first=False)
-    assert torch.equal(layer(ids.t()), sinpe.embed(ids, layer.weight).transpose(0, 1))
-    assert torch.equal(layer.eval()(ids[0]), sinpe.embed(ids[0], layer.weight))
-    with pytest.raises(IndexError, match="seq_dim: expected -2 to 1 for ids of 2 dimensions, got 2"):
-        sinpe.embed(ids, weight, seq_dim=2)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_inference_fast_path_is_bitwise_equal(dtype: torch.dtype, backend: str) -> None:
-    layer = Layer(V, D, 3, dropout=P, encoding="fairseq", scale=1.7, max_len=50, dtype=dtype)
+def test_layer_in_inference(backend: str) -> None:
+    """Ids of any shape, each start, max_len; without gradient the same bits."""
+    layer = Layer(V, D, 3, dropout=P, encoding="fairseq", scale=1.7, max_len=50)
     for ids in (tokens(), tokens(S), tokens()[:, :1], tokens(S, B).t(), tokens(0, S), tokens(2, B, S).int()):
         for start in (0, 9, 44):
             want = sinpe.embed(ids, layer.weight, "fairseq", scale=1.7, start=start)
@@ -112,91 +102,12 @@ def test_inference_fast_path_is_bitwise_equal(dtype: torch.dtype, backend: str) 
                 short = layer.eval()(ids, start=start)
             assert torch.equal(short, want) and short.stride() == want.stride()
             assert torch.equal(layer(ids, start=start), want) and layer(ids, start=start).requires_grad
-    with torch.no_grad():
-        for wrong, error in ((45, IndexError), (-1, IndexError), (1.5, TypeError), (2**63, ValueError)):
-            with pytest.raises(error):
-                layer(tokens(), start=wrong)
-        free = Layer(V, D).eval()
-        for wrong in (2**63, 2**63 - 2):
-            with pytest.raises(ValueError, match="start: expected"):
-                free(tokens(), start=wrong)
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit.script")
-def test_torch_func(backend: str) -> None:
-    weight, ids = table(), tokens(4, B, S)
-    vmap, grad = torch.func.vmap, torch.func.grad
-    want = torch.stack([sinpe.embed(each, weight, T2T, dropout=P, seed=SEED) for each in ids])
-    assert torch.equal(vmap(lambda t: sinpe.embed(t, weight, T2T, dropout=P, seed=SEED))(ids), want)
-    weights = torch.stack([weight, -weight, 2 * weight, weight])
-    want = torch.stack([sinpe.embed(t, w, T2T, start=3) for t, w in zip(ids, weights, strict=True)])
-    assert torch.equal(vmap(lambda t, w: sinpe.embed(t, w, T2T, start=3))(ids, weights), want)
-
-    def loss(w: Tensor) -> Tensor:
-        return sinpe.embed(ids[0], w, T2T, padding_idx=0, dropout=P, seed=SEED).sin().sum()
-
-    given = weight.clone().requires_grad_()
-    (want,) = torch.autograd.grad(loss(given), given)
-    assert torch.allclose(grad(loss)(weight), want, **SUMMED)
-
-
-BAD_IDS = {"beyond": (V, V), "negative": (-1, -1), "far": (2**40, 2**40), "lowest": (-(2**63), -(2**63))}
-
-
-@pytest.mark.parametrize("value, told", BAD_IDS.values(), ids=BAD_IDS)
-@pytest.mark.parametrize("grad", [False, True])
-def test_id_out_of_range(value: int, told: int, grad: bool, backend: str, request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--require-backend") == "emulated":
-        pytest.skip("CUDA kernels do not check ids: such a row is NaN (docs/cuda.md)")
-    ids, layer = tokens(), Layer(V, D, dropout=0.0)
-    ids[1, 2] = value
-    weight = table().requires_grad_(grad)
-    message = rf"ids: expected 0 to {V - 1}, rows of weight, got {told} \(weight has {V} rows\)"
-    for given in ({}, {"dropout": P, "seed": 1}, {"encoding": sinpe.Encoding(D, angle="float32_exp")}):
-        with pytest.raises(IndexError, match=message):
-            sinpe.embed(ids, weight, **given)
-    with pytest.raises(IndexError, match=message):
-        layer(ids)
-
-
-ERRORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
-    "ids float": (lambda: sinpe.embed(torch.ones(S), table()), TypeError, "ids: expected an integer tensor, got torch"),
-    "ids bool": (lambda: sinpe.embed(torch.ones(S, dtype=torch.bool), table()), TypeError, "ids: expected an integer"),
-    "ids list": (lambda: sinpe.embed([1, 2], table()), TypeError, "ids: expected a torch.Tensor, got list"),
-    "ids scalar": (lambda: sinpe.embed(torch.tensor(1), table()), ValueError, r"ids: expected 1 to 15 dimensions"),
-    "ids device": (lambda: sinpe.embed(tokens().to("meta"), table()), RuntimeError, "ids: expected the device of"),
-    "weight rank": (lambda: sinpe.embed(tokens(), torch.ones(D)), ValueError, r"weight: expected shape \(num_emb"),
-    "weight dtype": (lambda: sinpe.embed(tokens(), torch.ones(V, D).long()), TypeError, "weight: expected torch.f"),
-    "weight sparse": (lambda: sinpe.embed(tokens(), torch.ones(V, D).to_sparse()), TypeError, "weight: expected a"),
-    "dim": (lambda: sinpe.embed(tokens(), table(), 6), ValueError, r"weight: expected 6 channels"),
-    "padding_idx": (lambda: sinpe.embed(tokens(), table(), padding_idx=V), ValueError, "padding_idx: expected -13 to"),
-    "padding_idx type": (lambda: sinpe.embed(tokens(), table(), padding_idx=1.0), TypeError, "padding_idx: expected"),
-    "positions": (
-        lambda: sinpe.embed(tokens(), table(), positions=torch.arange(S + 1)),
-        ValueError, r"positions: expected shape \(6,\) or \(3, 6\), .* of ids, got \(7,\) for ids of shape \(3, 6\)",
-    ),
-    "mask": (lambda: sinpe.embed(tokens(), table(), padding_mask=MASK.long()), TypeError, "padding_mask: expected"),
-    "start": (lambda: sinpe.embed(tokens(), table(), start=2**63 - 2), ValueError, "start: expected every position"),
-    "alpha": (lambda: sinpe.embed(tokens(), table(), alpha=torch.ones(3)), ValueError, r"alpha: expected a float or a"),
-    "encode_padding": (
-        lambda: sinpe.embed(tokens(2, B, S), table(), padding_idx=0, encode_padding=False),
-        ValueError, r"encode_padding: expected ids of shape \(sequence,\) or \(batch, sequence\)",
-    ),
-    "layer dtype": (lambda: Layer(V, D, dtype=torch.int64), TypeError, "dtype: expected torch.float32"),
-    "no padding_idx": (lambda: sinpe.embed(tokens(), table(), encode_padding=False), ValueError, "encode_padding"),
-    "layer bare": (lambda: Layer(V, D, encode_padding=False), ValueError, "encode_padding: expected a padding_idx"),
-    "layer encoding": (lambda: Layer(V, D, encoding=sinpe.Encoding(4)), ValueError, "encoding: expected dim 10"),
-    "layer padding_idx": (lambda: Layer(V, D, V), ValueError, "padding_idx: expected -13 to 12"),
-    "layer dropout": (lambda: Layer(V, D, dropout=2.0), ValueError, "dropout: expected 0 to 1, got 2.0"),
-    "layer size": (lambda: Layer(0, D), ValueError, "num_embeddings: expected an int in 1"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", ERRORS.values(), ids=ERRORS)
-def test_bad_arguments(case: Any, backend: str) -> None:
-    call, error, message = case
-    with pytest.raises(error, match=message):
-        call()
+    for wrong, error in ((45, IndexError), (-1, IndexError), (1.5, TypeError), (2**63, ValueError)):
+        with pytest.raises(error), torch.no_grad():
+            layer(tokens(), start=wrong)
+    layer = Layer(V, D, dropout=0.0, batch_first=False)
+    assert torch.equal(layer(tokens().t()), sinpe.embed(tokens(), layer.weight).transpose(0, 1))
+    assert torch.equal(layer.eval()(tokens()[0]), sinpe.embed(tokens()[0], layer.weight))
 
 
 def test_padding(backend: str) -> None:
@@ -211,3 +122,163 @@ def test_padding(backend: str) -> None:
     assert torch.equal(both, sinpe.add(functional.embedding(ids, weight), padding_mask=(ids == 0) | extra))
     layer = Layer(V, D, 0, dropout=0.0, encode_padding=False)
     assert bool((layer.weight[0] == 0).all()) and bool((layer(ids)[ids == 0] == 0).all())
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_gradient_of_weight(sparse: bool, backend: str) -> None:
+    """nn.Embedding's gradient of the masked and scaled rows; dense gradients are summed in acc and rounded once."""
+    ids, keep = tokens(), sinpe.add(torch.full((B, S, D), 9.0), dropout=P, seed=SEED) != 0
+    # Each row of a sparse gradient is the sum of a few tokens, rounded separately here.
+    rounding = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.1, torch.float16: 0.02}
+    for padding_idx, (dtype, limit) in itertools.product((None, 0, -1, 4), rounding.items()):
+        weight, acc = table(dtype).requires_grad_(), acc_of(dtype)
+        grad = torch.randn(B, S, D, generator=torch.Generator().manual_seed(9)).to(dtype)
+        out = sinpe.embed(ids, weight, T2T, padding_idx=padding_idx, sparse=sparse, scale=3.0, dropout=P, seed=SEED)
+        (got,) = torch.autograd.grad(out, weight, grad)
+        want, count = torch.zeros(V, D, dtype=acc), 0
+        for token, row in zip(ids.flatten().tolist(), torch.where(keep, grad.to(acc), 0.0).reshape(-1, D), strict=True):
+            if padding_idx is None or token != padding_idx % V:
+                want[token] += row
+                count += 1
+        want = (want * torch.tensor(3.0 * KEPT_SCALE, dtype=acc)).to(dtype)
+        assert got.is_sparse == sparse and got.dtype == dtype
+        if sparse:
+            assert len(got._values()) == count
+            assert torch.allclose(got.to_dense().to(acc), want.to(acc), rtol=0, atol=limit)
+        else:
+            assert torch.equal(got, want)
+
+
+def test_sparse_gradient_is_that_of_nn_embedding(backend: str) -> None:
+    theirs = nn.Embedding(V, D, padding_idx=2, sparse=True, dtype=torch.float64)
+    mine = Layer(V, D, padding_idx=2, sparse=True, dropout=0.0, dtype=torch.float64)
+    for each in (theirs, mine):
+        each(tokens()).sum().backward()
+    assert torch.equal(mine.weight.grad._indices(), theirs.weight.grad._indices())
+    assert torch.equal(mine.weight.grad.to_dense(), theirs.weight.grad.to_dense())
+
+
+GRADS: dict[str, Callable[[Tensor], Tensor]] = {
+    "expanded": lambda y: y.sum(),
+    "transposed": lambda y: (y.transpose(0, 2) * torch.arange(B * S * D).reshape(D, S, B)).sum(),
+    "half of it": lambda y: y[:, ::2, 1::2].sum(),
+}
+
+
+@pytest.mark.bad_input(19, "compiled", "eager", "embedding")
+@pytest.mark.parametrize("grad", GRADS)
+def test_grad_output_of_any_layout(grad: str, backend: str) -> None:
+    weight, ids = table(torch.float64).requires_grad_(), tokens()
+    for sparse in (False, True):
+        out = sinpe.embed(ids, weight, T2T, dropout=0.5, seed=SEED, sparse=sparse)
+        (got,) = torch.autograd.grad(GRADS[grad](out), weight)
+        (want,) = torch.autograd.grad(GRADS[grad](torch.where(out != 0, 2.0 * weight[ids], 0.0)), weight)
+        assert torch.equal(got.to_dense(), want)  # integer values: exact
+
+
+def test_gradient_of_a_slice_as_long_as_the_batch(backend: str) -> None:
+    """A slice of a longer sequence, with length equal to the batch size: dimensions cannot be confused."""
+    weight, ids = table(torch.float64).requires_grad_(), tokens(S + 1, S)
+    factors = torch.arange((S + 1) * (S + 1) * D).reshape(S + 1, S + 1, D)
+
+    def gradient(out: Tensor) -> Tensor:
+        whole = torch.cat([torch.zeros(S + 1, 1, D), out], 1)
+        return torch.autograd.grad((whole * factors).sum(), weight)[0]
+
+    assert torch.equal(gradient(sinpe.embed(ids, weight, T2T)), gradient(weight[ids]))  # integer values: exact
+
+
+@pytest.mark.bad_input(20, "compiled", "eager", "embedding")
+def test_gradients_are_deterministic(backend: str) -> None:
+    """For any number of threads: one frequent token, tokens that do not occur, more channels than one block."""
+    weight = table(rows=500, dim=300).requires_grad_()
+    ids = torch.where(torch.rand(16, 64) < 0.5, 7, torch.randint(0, 400, (16, 64)))
+    grad, before = torch.randn(16, 64, 300), torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            out = sinpe.embed(ids, weight, dropout=P, seed=SEED)
+            results.append((out.detach(), *torch.autograd.grad(out, weight, grad)))
+    finally:
+        torch.set_num_threads(before)
+    for each in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(each, results[0], strict=True))
+    assert bool((results[0][1][400:] == 0).all())
+
+
+@pytest.mark.skipif(not hasattr(Tensor, "grad_dtype"), reason="an older torch")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_passes_accumulate_in_float32(dtype: torch.dtype, backend: str) -> None:
+    """With grad_dtype, autograd adds the gradients of several passes, each rounded once, in float32."""
+    weight, ids = table(dtype).requires_grad_(), tokens(4, 300)
+    weight.grad_dtype = torch.float32
+    want = torch.zeros(V, D)
+    for number in range(5):
+        grad = torch.randn(*ids.shape, D, generator=torch.Generator().manual_seed(number)).to(dtype)
+        sinpe.embed(ids, weight, T2T).backward(grad)
+        alone = table(dtype).requires_grad_()
+        sinpe.embed(ids, alone, T2T).backward(grad)
+        assert alone.grad is not None and alone.grad.dtype == dtype
+        want += alone.grad.float()
+    assert weight.grad is not None and weight.grad.dtype == torch.float32
+    assert torch.equal(weight.grad, want) and not torch.equal(want, want.to(dtype).float())
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_gradient_of_a_frequent_token(dtype: torch.dtype, backend: str) -> None:
+    """The tokens of a row are summed as a tree, independent of other tokens; sequentially up to 64."""
+    counts = torch.tensor([4162, 64, 65, 3, 0, 128])
+    ids = torch.arange(6).repeat_interleave(counts)
+    ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(1))].reshape(3, -1)
+    weight = table(dtype, 6, 9).requires_grad_()
+    grad = (torch.randn(*ids.shape, 9, generator=torch.Generator().manual_seed(2)) * 100).to(dtype)
+    got = torch.autograd.grad(sinpe.embed(ids, weight, scale=2.0, dropout=P, seed=SEED), weight, grad)[0]
+    keep = sinpe.add(torch.full((*ids.shape, 9), 9.0), dropout=P, seed=SEED) != 0
+    terms = torch.where(keep, grad.to(acc_of(dtype)), 0.0).reshape(-1, 9)
+    factor = torch.tensor(2.0 * 65536 / (65536 - round(P * 65536)), dtype=terms.dtype)
+    for row in range(6):
+        some = terms[ids.flatten() == row]
+        assert torch.equal(got[row], (tree_sum(some) * factor).to(dtype) if len(some) else torch.zeros(9, dtype=dtype))
+        if 0 < len(some) <= 64:
+            in_order = torch.zeros(9, dtype=terms.dtype)
+            for one in some:
+                in_order += one
+            assert torch.equal(tree_sum(some), in_order)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_rows_accumulate_in_float32(dtype: torch.dtype, backend: str) -> None:
+    """Whichever way the gradient is requested: a 16-bit sum would stop at 256 or 2048."""
+    count = 5000
+    ids, weight = torch.zeros(1, count, dtype=torch.long), torch.zeros(3, 8, dtype=dtype)
+    want = torch.tensor(float(count)).to(dtype)
+
+    def loss(w: Tensor) -> Tensor:
+        return sinpe.embed(ids, w).sum()
+
+    given = weight.clone().requires_grad_()
+    gradients = [torch.autograd.grad(loss(given), given)[0], torch.func.grad(loss)(weight)]
+    gradients.append(torch.func.vmap(torch.func.grad(loss))(weight.unsqueeze(0))[0])
+    with FlopCounterMode(display=False):
+        gradients.append(torch.autograd.grad(loss(given), given)[0])
+    for grad in gradients:
+        assert bool((grad[0] == want).all()) and bool((grad[1:] == 0).all())
+
+
+def test_autograd_saves_only_the_ids(backend: str) -> None:
+    saved: list[Tensor] = []
+    weight, ids = table(rows=50).requires_grad_(), tokens(40, S)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        sinpe.embed(ids, weight, dropout=P)
+    assert sum(t.numel() * t.element_size() for t in saved) < ids.numel() * 8 + 2000
+    assert sinpe.embed(ids, weight.detach(), dropout=P).grad_fn is None
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")
+def test_vmap_over_ids(backend: str) -> None:
+    weight, ids = table(), tokens(4, B, S)
+    for given in ({}, {"dropout": P, "seed": SEED}):
+        want = torch.stack([sinpe.embed(each, weight, T2T, **given) for each in ids])
+        assert torch.equal(torch.func.vmap(lambda t, given=given: sinpe.embed(t, weight, T2T, **given))(ids), want)

@@ -1,4 +1,4 @@
-"""`sinpe_ext.positions`: positions of padded, packed and incremental batches, grids and masks, by counting in Python."""
+"""`sinpe_ext.positions`: positions of padded, packed and incremental batches, of grids and masks, against counting."""
 
 from __future__ import annotations
 
