@@ -6,14 +6,13 @@ kernels, in eager PyTorch and on the meta device, with the same message. A rejec
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from interfaces import MESSAGE_FORM, interfaces
+from interfaces import MESSAGE_FORM, check_error
 from torch import Tensor, nn
 
 import sinpe_ext as sinpe
@@ -58,15 +57,7 @@ def table(*given: Any, **named: Any) -> Call:
 
 
 def check(call: Call, error: type[Exception], pattern: str, has_data: bool = False) -> None:
-    messages = set()
-    for interface in interfaces(with_data=has_data):
-        with interface.in_use() as device, pytest.raises(error) as caught:
-            call(device)
-        message = str(caught.value)
-        assert type(caught.value) is error and MESSAGE_FORM.match(message), (interface.name, message)
-        assert re.search(pattern, message, re.DOTALL), (interface.name, message)
-        messages.add(message.replace(device, "cpu") if device == "cuda:0" else message)
-    assert len(messages) == 1, messages
+    check_error(error, pattern, call, with_data=has_data)
 
 
 # Arguments of `add`, `add_`, `embed` and, if they have them, of the layers.

@@ -94,8 +94,7 @@ def results(call: Callable[[Tensor], Any], *tensors: Tensor) -> list[Tensor]:
 def test_another_thread() -> None:
     """Replaces x between any two steps of a call: a result has one of the two shapes and its values.
 
-    By `data`, which is set under the interpreter's lock. `set_` changes memory and sizes one after the other without it,
-    and even `x + 1` may read the sizes in between.
+    By `data`, which is set under the interpreter's lock: `set_` changes memory and sizes without it, one by one.
     """
     small, large = torch.zeros(1, 2, D), torch.zeros(8, 200, D)
     x, stops = torch.zeros(1, 2, D), threading.Event()

@@ -96,21 +96,6 @@ def test_mask_does_not_depend_on_memory_layout(layout: str, backend: str) -> Non
         assert torch.equal(back, torch.where(keep, (grad.to(acc) * factor).to(dtype), 0.0))
 
 
-def test_mask_does_not_depend_on_thread_count(backend: str) -> None:
-    x, before = randn(7, 300, 129), torch.get_num_threads()
-    try:
-        results = []
-        for threads in (1, 2, 3, 5):
-            torch.set_num_threads(threads)
-            given = x.clone().requires_grad_()
-            y = sinpe.add(given, dropout=P, seed=SEED)
-            results.append((y.detach(), *torch.autograd.grad(y, given, x)))
-    finally:
-        torch.set_num_threads(before)
-    for result in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(result, results[0], strict=True))
-
-
 def test_element_index_beyond_32_bits(backend: str) -> None:
     """The counter has 64 bits: a shard of a large tensor may start at any element."""
     first = 2**35 * 8 - 20
@@ -217,36 +202,6 @@ def test_autograd_saves_no_mask(call: Callable[..., Tensor], backend: str) -> No
         call(x, dropout=P)
     assert saved[0].shape == x.shape
     assert all(t.numel() == 1 or (t.dtype == torch.int64 and t.shape != x.shape) for t in saved[1:])
-
-
-def test_layer_follows_its_dropout_submodule(backend: str) -> None:
-    layer, x = Layer(D, P), 2 * ones()
-    assert torch.equal(layer(x, seed=SEED), sinpe.add(x, dropout=P, seed=SEED))
-    torch.manual_seed(2)
-    drawn = layer(x)
-    torch.manual_seed(2)
-    assert torch.equal(drawn, sinpe.add(x, dropout=P))
-    layer.dropout.p = 0.5  # schedules set p
-    assert torch.equal(layer(x, seed=SEED), sinpe.add(x, dropout=0.5, seed=SEED))
-    layer.dropout.p = 0.0
-    assert torch.equal(layer(x), sinpe.add(x))
-    layer = Layer(D, P).eval()
-    layer.dropout.train()  # Monte Carlo dropout sets only these to train
-    assert torch.equal(layer(x, seed=SEED), sinpe.add(x, dropout=P, seed=SEED))
-    layer.train()
-    layer.dropout.eval()
-    assert torch.equal(layer(x), sinpe.add(x))
-    layer.dropout = torch.nn.Identity()  # dropout removed
-    assert torch.equal(layer(x), sinpe.add(x))
-    layer.dropout = torch.nn.AlphaDropout(0.5)
-    assert layer(x).shape == x.shape and not torch.equal(layer(x), sinpe.add(x))
-    seen: list[Tensor] = []
-    layer.dropout = torch.nn.Dropout(0.0)
-    layer.dropout.register_forward_hook(lambda module, inputs, output: seen.append(output))
-    layer(x)
-    assert len(seen) == 1
-    inner = torch.nn.Dropout(0.9).eval()
-    assert torch.equal(Layer(D, 0.0).train()(inner(x)), sinpe.add(x))
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import itertools
 import math
-import mmap
 import os
-import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -105,13 +102,8 @@ test_invariance.child()
 
 
 def child() -> None:
-    x = torch.ones(4, 4096, 1024)  # 64 MiB, which glibc never keeps
-    pages, populated = counter(), []
-    for call in (lambda: sinpe.add(x), lambda: sinpe.add(x, dropout=0.5, seed=1), lambda: sinpe.table(16384, 1024)):
-        before = pages()
-        call()
-        populated.append(pages() - before)
-    print(torch.ops.sinpe_ext.cpu_isa(), digest_of(sinpe.table(65536, 512).numpy()), compiled_digest(), *populated)
+    digest = compiled_digest()
+    print(torch.ops.sinpe_ext.cpu_isa(), digest_of(sinpe.table(65536, 512).numpy()), digest)
 
 
 @lru_cache
@@ -127,25 +119,23 @@ def compiled_digest() -> str:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"SINPE_EXT_CPU_ISA": "default", "SINPE_EXT_POPULATE": "0"},
+        {"SINPE_EXT_CPU_ISA": "default"},
         {"SINPE_EXT_CPU_ISA": "v3", "SINPE_EXT_NON_TEMPORAL_BYTES": "0"},  # outputs are written around the cache
-        {"SINPE_EXT_CPU_ISA": "v4", "SINPE_EXT_POPULATE": "1", "SINPE_EXT_NON_TEMPORAL_BYTES": "0"},
+        {"SINPE_EXT_CPU_ISA": "v4", "SINPE_EXT_NON_TEMPORAL_BYTES": "0"},
     ],
     ids=lambda settings: settings["SINPE_EXT_CPU_ISA"],
 )
 def test_result_does_not_depend_on_instruction_set_and_stores(
-    settings: dict[str, str], populated_pages: Callable[[], int]
+    settings: dict[str, str], request: pytest.FixtureRequest
 ) -> None:
-    """tests/cpp/test_stores.cpp has more layouts, and memory that does not begin a line."""
+    """More of stores: tests/cpp/test_stores.cpp."""
+    cpu = loader.resolve("cpu")
+    if cpu.backend != "compiled" or request.config.getoption("--require-backend") in ("eager", "emulated"):
+        pytest.skip(f"the CPU kernels are not in use: {cpu.reason}")
     here, isa = os.path.dirname(__file__), settings["SINPE_EXT_CPU_ISA"]
-    env = library_environment("compiled", THP_MEM_ALLOC_ENABLE="0", OMP_NUM_THREADS="1", **settings)
+    env = library_environment("compiled", OMP_NUM_THREADS="1", **settings)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    ran, sha256, digest, *populated = execute([sys.executable, "-c", SCRIPT, here], env=env).stdout.split()[-6:]
-    counts = [int(count) for count in populated]
-    if settings.get("SINPE_EXT_POPULATE") == "0" or not kernel_populates():
-        assert counts == [0, 0, 0]
-    elif platform.libc_ver()[0] == "glibc" and mmap.PAGESIZE == 4096:
-        assert all(16384 - 64 <= n <= 16384 for n in counts) or transparent_huge_pages_always()
+    ran, sha256, digest = execute([sys.executable, "-c", SCRIPT, here], env=env).stdout.split()[-3:]
     if ran != isa:
         pytest.skip(f"this CPU runs {ran} where {isa} is asked for")
     assert digest == compiled_digest() and sha256 == SHA256
@@ -217,81 +207,3 @@ def test_few_channels_have_the_bits_of_many(number: int, backend: str) -> None:
         if number < 4:
             x, got = torch.randn(3, len(positions), few.dim), sinpe.encode(positions, few)
             assert same(sinpe.add(x, few, positions=positions), x + got)
-
-
-# Pages of a new output are populated before they are written (csrc/cpu/populate.h), the caller's memory is left alone.
-
-
-@pytest.fixture
-def populated_pages(request: pytest.FixtureRequest) -> Callable[[], int]:
-    """Number of pages that the library has populated so far."""
-    if sys.platform != "linux":
-        pytest.skip("pages are populated on Linux only")
-    cpu = loader.resolve("cpu")
-    if cpu.backend != "compiled" or request.config.getoption("--require-backend") in ("eager", "emulated"):
-        pytest.skip(f"the CPU kernels are not in use: {cpu.reason}")
-    return counter()
-
-
-def counter() -> Callable[[], int]:
-    assert loader.resolve("cpu").backend == "compiled"  # loads the library
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        path = next(line.split()[-1] for line in maps if "_C_cpu" in line)
-    function = ctypes.CDLL(path).sinpe_populated_pages
-    function.restype = ctypes.c_int64
-    return function
-
-
-def kernel_populates() -> bool:
-    """Whether the kernel supports MADV_POPULATE_WRITE (Linux 5.14)."""
-    with mmap.mmap(-1, mmap.PAGESIZE) as memory:
-        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        return ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), 23) == 0
-
-
-ROWS, DIM = 1103, 1000  # 4.4 MB of float32; neither a row nor the whole is a multiple of a page
-X = torch.linspace(-2.0, 2.0, 3 * ROWS * DIM).reshape(3, ROWS, DIM)
-IDS = torch.arange(3 * ROWS).reshape(3, ROWS) % 100
-WEIGHT = X[0, :100]
-POSITIONS = torch.arange(ROWS) * 7 % 1000
-MASK = torch.ones(3, ROWS, dtype=torch.bool)
-
-# A call, with `out` where it has one. Whether a new result is populated depends on what the allocator cached.
-CALLS: dict[str, Callable[..., torch.Tensor]] = {
-    "table": lambda **out: sinpe.table(ROWS, DIM, **out),
-    "encode": lambda: sinpe.encode(POSITIONS, DIM),
-    "add": lambda **out: sinpe.add(X, **out),
-    "add, one sample": lambda **out: sinpe.add(X[:1], **out),
-    "add, bfloat16": lambda **out: sinpe.add(X.bfloat16(), **out),
-    "add, dropout": lambda **out: sinpe.add(X, dropout=0.1, seed=5, **out),
-    "add, padding": lambda **out: sinpe.add(X, padding_mask=MASK, **out),
-    "embed": lambda: sinpe.embed(IDS, WEIGHT),
-    "add, a view of x": lambda **out: sinpe.add(X[:, 1:, 3:], **out),
-    "add, x transposed": lambda **out: sinpe.add(X.transpose(0, 1).contiguous().transpose(0, 1), **out),
-}
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_new_outputs(name: str, populated_pages: Callable[[], int]) -> None:
-    call, before = CALLS[name], populated_pages()
-    result = call()
-    populated = (populated_pages() - before) * mmap.PAGESIZE
-    assert 0 <= populated <= result.numel() * result.element_size()
-    with sinpe.use_backend("eager"):
-        assert same_bits(result, call())
-    if name in ("encode", "embed"):
-        return
-    size = (result.numel() + 1) * result.element_size()
-    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # also new, but the caller's
-    out = torch.frombuffer(memory, dtype=result.dtype)[1 : 1 + result.numel()].view(result.shape)
-    before = populated_pages()
-    assert call(out=out) is out and populated_pages() == before
-    assert same_bits(out, result)
-
-
-def transparent_huge_pages_always() -> bool:
-    try:
-        with open("/sys/kernel/mm/transparent_hugepage/enabled", encoding="ascii") as file:
-            return "[always]" in file.read()
-    except OSError:
-        return False

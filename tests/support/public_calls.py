@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import sinpe_ext as sinpe
+from sinpe_ext import SinusoidalPositionalEncoding as Layer
 
 B, S, D = 2, 4, 8
 DROPOUT, SEED, VOCABULARY = 0.4, 6, 5
@@ -114,9 +115,10 @@ def grid_rows(at: Tensor, dim: int) -> Tensor:
     return torch.cat([rows(at[..., 0], dim - dim // 2), rows(at[..., 1], dim // 2)], -1)
 
 
-def points(form: Form) -> Tensor:
+def points(form: Form, *starts: int) -> Tensor:
     """(H, W, 2)"""
-    axes = [torch.arange(n, device=form.device) for n in form.lengths]
+    places = zip(form.lengths, starts or (0, 0), strict=True)
+    axes = [torch.arange(n, device=form.device) + start for n, start in places]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
 
 
@@ -128,57 +130,40 @@ def sum_of(x: Tensor, alpha: Tensor | float, pe: Tensor, scale: float = 1.0) -> 
     return scale * x.double() + (alpha.double() if isinstance(alpha, Tensor) else alpha) * pe
 
 
-def _table(f: Form) -> Call:
-    return Call(
+MAKERS: dict[str, Callable[[Form], Call]] = {
+    "table": lambda f: Call(
         lambda: sinpe.table(f.length, f.dim, start=3, **f.factory),
         lambda: rows(torch.arange(f.length, device=f.device) + 3, f.dim),
         {},
-    )
-
-
-def _table_of_grid(f: Form) -> Call:
-    def formula() -> Tensor:
-        return pad(grid_rows(points(f) + torch.tensor([2, 5], device=f.device), f.dim).flatten(0, 1), (0, 0, 1, 0))
-
-    return Call(lambda: sinpe.table(f.lengths, f.grid(), start=(2, 5), extra_tokens=1, **f.factory), formula, {})
-
-
-def _encode(f: Form) -> Call:
-    return Call(
+    ),
+    "table, grid": lambda f: Call(
+        lambda: sinpe.table(f.lengths, f.grid(), start=(2, 5), extra_tokens=1, **f.factory),
+        lambda: pad(grid_rows(points(f, 2, 5), f.dim).flatten(0, 1), (0, 0, 1, 0)),
+        {},
+    ),
+    "encode": lambda f: Call(
         lambda at: sinpe.encode(at, f.dim, dtype=f.dtype),
         lambda at: rows(at, f.dim),
         {"at": f.fractions(f.batch, f.length)},
-    )
-
-
-def _encode_whole(f: Form) -> Call:
-    return Call(
+    ),
+    "encode, whole": lambda f: Call(
         lambda at: sinpe.encode(at, f.dim, dtype=f.dtype),
         lambda at: rows(at, f.dim),
         {},
         {"at": f.whole(f.batch, f.length, below=500) - 250},
-    )
-
-
-def _encode_grid(f: Form) -> Call:
-    return Call(
+    ),
+    "encode, grid": lambda f: Call(
         lambda at: sinpe.encode(at, f.grid(), dtype=f.dtype),
         lambda at: grid_rows(at, f.dim),
         {"at": f.fractions(f.batch, *f.lengths, 2)},
-    )
-
-
-def _add(f: Form) -> Call:
-    return Call(
+    ),
+    "add": lambda f: Call(
         lambda x, alpha, at: sinpe.add(x, f.dim, alpha=alpha, positions=at, scale=2.0),
         lambda x, alpha, at: sum_of(x, alpha, rows(at, f.dim), 2.0),
         {"x": f.normal(f.batch, f.length, f.dim), "alpha": f.alpha(), "at": f.fractions(f.batch, f.length)},
         like="x",
-    )
-
-
-def _add_dropout(f: Form) -> Call:
-    return Call(
+    ),
+    "add, dropout": lambda f: Call(
         lambda x, alpha, at, seed: sinpe.add(
             x, f.dim, alpha=alpha, positions=at, scale=2.0, dropout=DROPOUT, seed=seed
         ),
@@ -186,132 +171,93 @@ def _add_dropout(f: Form) -> Call:
         {"x": f.normal(f.batch, f.length, f.dim), "alpha": f.alpha(), "at": f.fractions(f.batch, f.length)},
         {"seed": SEED},
         like="x",
-    )
-
-
-def _add_mask(f: Form) -> Call:
-    return Call(
+    ),
+    "add, mask": lambda f: Call(
         lambda x, alpha, start, mask: sinpe.add(x, f.dim, alpha=alpha, start=start, padding_mask=mask),
         lambda x, alpha, start, mask: sum_of(x, alpha, rows(implicit(x) + start[:, None], f.dim) * ~mask[..., None]),
         {"x": f.normal(f.batch, f.length, f.dim), "alpha": f.alpha()},
         {"start": f.whole(f.batch, below=50), "mask": f.mask(f.batch, f.length)},
         like="x",
-    )
-
-
-def _add_at(f: Form) -> Call:
-    return Call(
+    ),
+    "add, whole positions": lambda f: Call(
         lambda x, at: sinpe.add(x, f.dim, positions=at),
         lambda x, at: sum_of(x, 1.0, rows(at, f.dim).unsqueeze(1)),
         {"x": f.normal(f.batch, 3, f.length, f.dim)},
         {"at": f.whole(f.batch, f.length, below=500) - 250},
         like="x",
-    )
-
-
-def _add_sequence_first(f: Form) -> Call:
-    return Call(
+    ),
+    "add, sequence first": lambda f: Call(
         lambda x, alpha, seed: sinpe.add(x, f.dim, alpha=alpha, seq_dim=0, dropout=DROPOUT, seed=seed),
         lambda x, alpha, seed: sum_of(x, alpha, rows(implicit(x, 0), f.dim)[:, None]),
         {"x": f.normal(f.length, f.batch, f.dim), "alpha": f.alpha()},
         {"seed": SEED},
         like="x",
-    )
-
-
-def _add_channels_first(f: Form) -> Call:
-    return Call(
+    ),
+    "add, channels first": lambda f: Call(
         lambda x: sinpe.add(x, f.dim, seq_dim=-1, channel_dim=1, start=-7),
         lambda x: sum_of(x, 1.0, rows(implicit(x, -1) - 7, f.dim).T),
         {"x": f.normal(f.batch, f.dim, f.length)},
         like="x",
-    )
-
-
-def _add_extra_tokens(f: Form) -> Call:
-    return Call(
+    ),
+    "add, extra tokens": lambda f: Call(
         lambda x, alpha: sinpe.add(x, f.dim, alpha=alpha, extra_tokens=1),
         lambda x, alpha: sum_of(x, alpha, pad(rows(implicit(x)[:-1], f.dim), (0, 0, 1, 0))),
         {"x": f.normal(f.batch, 1 + f.length, f.dim), "alpha": f.alpha()},
         like="x",
-    )
-
-
-def _add_grid(f: Form) -> Call:
-    return Call(
+    ),
+    "add, grid": lambda f: Call(
         lambda x, alpha, seed: sinpe.add(x, f.grid(), alpha=alpha, dropout=DROPOUT, seed=seed),
         lambda x, alpha, seed: sum_of(x, alpha, grid_rows(points(f), f.dim)),
         {"x": f.normal(f.batch, *f.lengths, f.dim), "alpha": f.alpha()},
         {"seed": SEED},
         like="x",
-    )
-
-
-def _add_grid_channels_first(f: Form) -> Call:
-    return Call(
+    ),
+    "add, grid, channels first": lambda f: Call(
         lambda x: sinpe.add(x, f.grid(), channel_dim=1, scale=3.0),
         lambda x: sum_of(x, 1.0, grid_rows(points(f), f.dim).movedim(-1, 0), 3.0),
         {"x": f.normal(f.batch, f.dim, *f.lengths)},
         like="x",
-    )
-
-
-def _add_grid_coordinates(f: Form) -> Call:
-    return Call(
+    ),
+    "add, grid, coordinates": lambda f: Call(
         lambda x, at: sinpe.add(x, f.grid(), positions=at),
         lambda x, at: sum_of(x, 1.0, grid_rows(at, f.dim)),
         {"x": f.normal(f.batch, *f.lengths, f.dim), "at": f.fractions(f.batch, *f.lengths, 2)},
         like="x",
-    )
-
-
-def _add_grid_flat(f: Form) -> Call:
-    def formula(x: Tensor, start: Tensor, mask: Tensor) -> Tensor:
-        pe = grid_rows((points(f) + start[:, None, None]).flatten(1, 2), f.dim) * ~mask[..., None]
-        return sum_of(x, 1.0, pad(pe, (0, 0, 2, 0)))
-
-    return Call(
+    ),
+    "add, grid, flat": lambda f: Call(
         lambda x, start, mask: sinpe.add(
             x, f.grid(), start=start, padding_mask=mask, grid_shape=f.lengths, extra_tokens=2
         ),
-        formula,
+        lambda x, start, mask: sum_of(
+            x,
+            1.0,
+            pad(grid_rows((points(f) + start[:, None, None]).flatten(1, 2), f.dim) * ~mask[..., None], (0, 0, 2, 0)),
+        ),
         {"x": f.normal(f.batch, 2 + f.lengths[0] * f.lengths[1], f.dim)},
         {"start": f.whole(f.batch, 2, below=9), "mask": f.mask(f.batch, f.lengths[0] * f.lengths[1])},
         like="x",
-    )
-
-
-def _add_in_place(f: Form) -> Call:
-    return Call(
+    ),
+    "add_": lambda f: Call(
         lambda x, seed: sinpe.add_(x * 1, f.dim, alpha=0.5, dropout=DROPOUT, seed=seed),
         lambda x, seed: sum_of(x, 0.5, rows(implicit(x), f.dim)),
         {"x": f.normal(f.batch, f.length, f.dim)},
         {"seed": SEED},
-    )
-
-
-def _embed(f: Form) -> Call:
-    return Call(
+    ),
+    "embed": lambda f: Call(
         lambda weight, alpha, at, ids: sinpe.embed(ids, weight, f.dim, alpha=alpha, positions=at),
         lambda weight, alpha, at, ids: sum_of(weight[ids], alpha, rows(at, f.dim)),
         {"weight": f.normal(VOCABULARY, f.dim), "alpha": f.alpha(), "at": f.fractions(f.batch, f.length)},
         {"ids": f.whole(f.batch, f.length, below=VOCABULARY)},
-    )
-
-
-def _embed_dropout(f: Form) -> Call:
-    return Call(
+    ),
+    "embed, dropout": lambda f: Call(
         lambda weight, alpha, ids, seed: sinpe.embed(
             ids, weight, f.dim, alpha=alpha, scale=2.0, dropout=DROPOUT, seed=seed
         ),
         lambda weight, alpha, ids, seed: sum_of(weight[ids], alpha, rows(implicit(ids, -1), f.dim), 2.0),
         {"weight": f.normal(VOCABULARY, f.dim), "alpha": f.alpha()},
         {"ids": f.whole(f.batch, f.length, below=VOCABULARY), "seed": SEED},
-    )
-
-
-def _embed_mask(f: Form) -> Call:
-    return Call(
+    ),
+    "embed, mask": lambda f: Call(
         lambda weight, ids, start, mask: sinpe.embed(
             ids, weight, f.dim, start=start, padding_mask=mask, padding_idx=4, encode_padding=False, seq_dim=0
         ),
@@ -327,75 +273,39 @@ def _embed_mask(f: Form) -> Call:
             "start": f.whole(f.batch, below=50),
             "mask": f.mask(f.batch, f.length),
         },
-    )
-
-
-def _layer(f: Form) -> Call:
-    module = sinpe.SinusoidalPositionalEncoding(f.dim, DROPOUT, learned_alpha=True, scale=2.0, **f.factory)
-    return Call(
+    ),
+    "SinusoidalPositionalEncoding": lambda f: Call(
         lambda x, alpha, module, seed: apply_layer(module, x, {"alpha": alpha}, seed=seed),
         lambda x, alpha, module, seed: sum_of(x, alpha, rows(implicit(x), f.dim), 2.0),
         {"x": f.normal(f.batch, f.length, f.dim), "alpha": f.alpha()},
-        {"module": module, "seed": SEED},
+        {"seed": SEED, "module": Layer(f.dim, DROPOUT, learned_alpha=True, scale=2.0, **f.factory)},
         like="x",
-    )
-
-
-def _layer_of_grid(f: Form) -> Call:
-    module = sinpe.SinusoidalPositionalEncoding(f.dim, DROPOUT, encoding=f.grid())
-    return Call(
+    ),
+    "SinusoidalPositionalEncoding, grid": lambda f: Call(
         lambda x, module, seed: module(x, seed=seed),
         lambda x, module, seed: sum_of(x, 1.0, grid_rows(points(f), f.dim)),
         {"x": f.normal(f.batch, *f.lengths, f.dim)},
-        {"module": module, "seed": SEED},
+        {"seed": SEED, "module": Layer(f.dim, DROPOUT, encoding=f.grid())},
         like="x",
-    )
-
-
-def _embedding(f: Form) -> Call:
-    module = sinpe.SinusoidalEmbedding(VOCABULARY, f.dim, dropout=DROPOUT, learned_alpha=True, **f.factory)
-    return Call(
+    ),
+    "SinusoidalEmbedding": lambda f: Call(
         lambda weight, alpha, ids, module, seed: apply_layer(
             module, ids, {"weight": weight, "alpha": alpha}, seed=seed
         ),
         lambda weight, alpha, ids, module, seed: sum_of(weight[ids], alpha, rows(implicit(ids, -1), f.dim)),
         {"weight": f.normal(VOCABULARY, f.dim), "alpha": f.alpha()},
-        {"ids": f.whole(f.batch, f.length, below=VOCABULARY), "module": module, "seed": SEED},
-    )
-
-
-def _timesteps(f: Form) -> Call:
-    module = sinpe.TimestepEncoding(f.dim, encoding="paper", dtype=f.dtype)
-    return Call(
-        lambda t, module: module(t), lambda t, module: rows(t, f.dim), {"t": f.fractions(f.length)}, {"module": module}
-    )
-
-
-MAKERS: dict[str, Callable[[Form], Call]] = {
-    "table": _table,
-    "table, grid": _table_of_grid,
-    "encode": _encode,
-    "encode, whole": _encode_whole,
-    "encode, grid": _encode_grid,
-    "add": _add,
-    "add, dropout": _add_dropout,
-    "add, mask": _add_mask,
-    "add, whole positions": _add_at,
-    "add, sequence first": _add_sequence_first,
-    "add, channels first": _add_channels_first,
-    "add, extra tokens": _add_extra_tokens,
-    "add, grid": _add_grid,
-    "add, grid, channels first": _add_grid_channels_first,
-    "add, grid, coordinates": _add_grid_coordinates,
-    "add, grid, flat": _add_grid_flat,
-    "add_": _add_in_place,
-    "embed": _embed,
-    "embed, dropout": _embed_dropout,
-    "embed, mask": _embed_mask,
-    "SinusoidalPositionalEncoding": _layer,
-    "SinusoidalPositionalEncoding, grid": _layer_of_grid,
-    "SinusoidalEmbedding": _embedding,
-    "TimestepEncoding": _timesteps,
+        {
+            "ids": f.whole(f.batch, f.length, below=VOCABULARY),
+            "seed": SEED,
+            "module": sinpe.SinusoidalEmbedding(VOCABULARY, f.dim, dropout=DROPOUT, learned_alpha=True, **f.factory),
+        },
+    ),
+    "TimestepEncoding": lambda f: Call(
+        lambda t, module: module(t),
+        lambda t, module: rows(t, f.dim),
+        {"t": f.fractions(f.length)},
+        {"module": sinpe.TimestepEncoding(f.dim, encoding="paper", dtype=f.dtype)},
+    ),
 }
 CALLS: dict[str, Call] = {name: make(Form()) for name, make in MAKERS.items()}
 TENSORS = [(name, tensor) for name, call in CALLS.items() for tensor in call.tensors]
