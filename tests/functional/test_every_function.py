@@ -85,6 +85,9 @@ def turned(t: Tensor) -> Tensor:
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {  # views with the same values
     "dimensions reversed in memory": turned,
+    "channels_first_in_memory": lambda t: (
+        t.movedim(-1, min(1, t.dim() - 1)).contiguous().movedim(min(1, t.dim() - 1), -1)
+    ),
     "gaps and an offset": spread,
     "rows apart": lambda t: torch.cat([t, t], -1)[..., : t.shape[-1]],
     "negated": lambda t: torch.neg(t)._neg_view() if t.is_floating_point() else t,
@@ -193,6 +196,24 @@ def test_copies_of_a_layer(name: str, backend: str) -> None:
     module, want = call.others["module"], call.run()
     for copied in (copy.deepcopy(module), copy.copy(module), pickle.loads(pickle.dumps(module))):
         assert repr(copied) == repr(module) and same(call.run(module=copied), want)
+
+
+@pytest.mark.parametrize("name", [name for name, call in CALLS.items() if call.tensors])
+def test_gradient_equals_formula(name: str, backend: str) -> None:
+    """For all tensors together and for each alone, of the first call and of a repeated one; see tests/ops."""
+    call = MAKERS[name](Form(dim=10, batch=3, length=6))
+    for wanted, _ in itertools.product(([name] for name in call.tensors) if len(call.tensors) > 1 else (), range(2)):
+        check_gradient(call, wanted)
+    check_gradient(call, list(call.tensors))
+
+
+def check_gradient(call: Call, wanted: list[str]) -> None:
+    given = {n: t.clone().requires_grad_(n in wanted) for n, t in call.tensors.items()}
+    leaves, got = [given[n] for n in wanted], call.run(**given)
+    want = call.formula(**given) * call.mask()
+    grad = torch.randn(got.shape, generator=torch.Generator().manual_seed(8), dtype=got.dtype)
+    for mine, theirs in zip(*(torch.autograd.grad(y, leaves, grad) for y in (got, want)), strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-11, atol=1e-11)  # sums in other orders
 
 
 @pytest.mark.parametrize("name", [name for name, call in CALLS.items() if call.tensors])

@@ -200,9 +200,10 @@ MAKERS: dict[str, Callable[[Form], Call]] = {
         like="x",
     ),
     "add, extra tokens": lambda f: Call(
-        lambda x, alpha: sinpe.add(x, f.dim, alpha=alpha, extra_tokens=1),
-        lambda x, alpha: sum_of(x, alpha, pad(rows(implicit(x)[:-1], f.dim), (0, 0, 1, 0))),
+        lambda x, alpha, seed: sinpe.add(x, f.dim, alpha=alpha, extra_tokens=1, dropout=DROPOUT, seed=seed),
+        lambda x, alpha, seed: sum_of(x, alpha, pad(rows(implicit(x)[:-1], f.dim), (0, 0, 1, 0))),
         {"x": f.normal(f.batch, 1 + f.length, f.dim), "alpha": f.alpha()},
+        {"seed": SEED},
         like="x",
     ),
     "add, grid": lambda f: Call(
