@@ -285,6 +285,13 @@ def test_float32_angle_keeps_the_naive_roundings(angle: str) -> None:
     assert 0 < other.difference <= limit()
 
 
+def test_float32_angle_is_the_closest_to_each_module() -> None:
+    module, angle = BatchFirst(0.0), torch.arange(float(ROWS))[:, None] / 10000 ** (torch.arange(0, DIM, 2) / DIM)
+    module.pe.copy_(torch.stack([angle.sin(), angle.cos()], -1).flatten(1))
+    (entry,) = swap(module, angle="float32")
+    assert entry.encoding.angle == "float32_pow"
+
+
 # the same object, in a model
 
 

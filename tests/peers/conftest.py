@@ -2,48 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import sys
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 import agreement
 import pytest
 
+REQUIRED = bool(os.environ.get("SINPE_EXT_REQUIRE_PEERS"))
 REPORT = Path(__file__).parents[2] / "build" / "peers.md"
 
 
-def missing(library: str) -> None:
-    """Skips a test whose library is missing, or fails it with SINPE_EXT_REQUIRE_PEERS."""
-    if os.environ.get("SINPE_EXT_REQUIRE_PEERS"):
-        pytest.fail(f"{library} is not installed")
-    pytest.skip(f"{library} is not installed: make check-peers installs it")
+@pytest.fixture
+def installed() -> Callable[..., Any]:
+    """installed(library): what `find` knows of it, a skip if it is missing, a failure with SINPE_EXT_REQUIRE_PEERS."""
 
+    def found(library: str, find: Callable[[str], Any] = importlib.util.find_spec) -> Any:
+        with contextlib.suppress(PackageNotFoundError):
+            if known := find(library):
+                return known
+        message = f"{library} is not installed"
+        return pytest.fail(message) if REQUIRED else pytest.skip(f"{message}: make check-peers installs it")
 
-def installed(library: str) -> ModuleSpec:
-    """The place of a library, or a skip."""
-    return importlib.util.find_spec(library) or missing(library)  # type: ignore[return-value]
+    return found
 
 
 @pytest.fixture
-def peer() -> Callable[[str], Any]:
+def peer(installed: Callable[..., Any]) -> Callable[[str], Any]:
     """peer(module): imports the module, or skips if its library is not installed."""
-
-    def load(name: str) -> Any:
-        installed(name.partition(".")[0])
-        return importlib.import_module(name)
-
-    return load
+    return lambda name: installed(name.partition(".")[0]) and importlib.import_module(name)
 
 
 @pytest.fixture
-def timm_sincos2d(monkeypatch: pytest.MonkeyPatch) -> Any:
+def timm_sincos2d(installed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     """timm's build_sincos2d_pos_embed, from packages whose __init__ has not run, because that needs torchvision."""
-    folder = Path(str(installed("timm").origin)).parent
+    folder = Path(installed("timm").origin).parent
     for name, place in (("timm", folder), ("timm.layers", folder / "layers")):
         spec: Any = importlib.util.spec_from_file_location(
             name, place / "__init__.py", submodule_search_locations=[str(place)]

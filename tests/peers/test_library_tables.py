@@ -78,8 +78,9 @@ def test_timestep_scale_and_period(peer: Peer) -> None:
     flux = sinpe.convention("flux", 256)
     compare("diffusers", what, theirs, flux, t, convention="flux", positions=positions, mode="float32_exp")
     for arguments, ours in (((64, False, 1), "ddpm"), ((64, True, 0), "adm")):
-        theirs = module.Timesteps(*arguments)(t)
-        got = sinpe.TimestepEncoding(64, encoding=ours)(t)
+        steps = torch.tensor([0.0, 1.0, 998.39])
+        theirs = module.Timesteps(*arguments)(steps)
+        got = sinpe.TimestepEncoding(64, encoding=ours)(steps)
         assert got.dtype == theirs.dtype and torch.allclose(got, theirs, rtol=0, atol=1000 * 2.0**-22)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import distribution
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +13,6 @@ import migrating
 import numpy as np
 import pytest
 import torch
-from conftest import missing
 from torch import nn
 
 import sinpe_ext as sinpe
@@ -55,13 +54,10 @@ def scope_of(heading: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def theirs(heading: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def theirs(heading: str, installed: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The library's own definitions."""
     library, scope = RECORDED[heading], scope_of(heading)
-    try:
-        dist: Any = distribution(library["source"])
-    except PackageNotFoundError:
-        missing(library["source"])
+    dist = installed(library["source"], distribution)
     assert dist.version == library["version"], "its recorded values, and the page, are of another version"
     files: dict[str, list[str]] = {}
     for name, file in library["names"].items():
