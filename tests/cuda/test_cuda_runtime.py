@@ -1,7 +1,4 @@
-"""The CUDA kernels with streams, graphs, several devices, limited memory, deterministic mode and compilers.
-
-All tests use one table of cases.
-"""
+"""The CUDA kernels with streams, graphs, several devices, limited memory, deterministic mode and compilers."""
 
 from __future__ import annotations
 
@@ -11,91 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from cuda_calls import EVERY, B, D, P, S, V, tensors
 from cuda_support import assert_rows, assert_sums, randn
 from torch import Tensor
 
 import sinpe_ext as sinpe
 from sinpe_ext.backend import loader
 
-B, S, D, V = 4, 64, 128, 50
-P = 0.3
-Case = Callable[[torch.device], Callable[[], Any]]
 
-
-def tensors(place: torch.device) -> dict[str, Tensor]:
-    return {
-        "x": randn(B, S, D).to(place),
-        "ids": (torch.arange(B * S) % V).reshape(B, S).to(place),
-        "weight": randn(V, D).to(place),
-        "positions": torch.arange(S).to(place),
-        "starts": torch.arange(B).to(place),
-        "mask": (torch.arange(S) > 50).to(place),
-        "alpha": torch.tensor([0.7], device=place),
-        "seed": torch.tensor(5, device=place),
-        "grad": torch.ones(B, S, D, device=place),
-    }
-
-
-def case_of(run: Callable[..., Any]) -> Case:
-    def prepared(place: torch.device) -> Callable[[], Any]:
-        t = tensors(place)
-        return lambda: run(t, place)
-
-    return prepared
-
-
-def with_gradients(t: dict[str, Tensor], _: Any) -> Any:
-    x, alpha = t["x"].detach().requires_grad_(), t["alpha"].detach().requires_grad_()
-    positions = t["positions"].float().requires_grad_()
-    out = sinpe.add(x, alpha=alpha, positions=positions, dropout=P, seed=t["seed"], padding_mask=t["mask"])
-    return torch.autograd.grad(out, (x, alpha, positions), t["grad"])
-
-
-def image(t: dict[str, Tensor]) -> Tensor:
-    return t["x"].view(B, 8, 8, D)
-
-
-def places(t: dict[str, Tensor]) -> Tensor:
-    return torch.stack([t["positions"] % 8, t["positions"] // 8], -1)
-
-
-def grid_with_gradients(t: dict[str, Tensor], _: Any) -> Any:
-    x, alpha = image(t).detach().requires_grad_(), t["alpha"].detach().requires_grad_()
-    out = sinpe.add(x, "mae2d", alpha=alpha, dropout=P, seed=t["seed"])
-    return torch.autograd.grad(out, (x, alpha), t["grad"].view_as(x))
-
-
-def embedded(t: dict[str, Tensor], _: Any) -> Any:
-    weight = t["weight"].detach().requires_grad_()
-    out = sinpe.embed(t["ids"], weight, scale=2.0, dropout=P, seed=3, padding_idx=0, encode_padding=False)
-    return out, torch.autograd.grad(out, weight, t["grad"])[0]
-
-
-CASES: dict[str, Case] = {
-    "table": case_of(lambda t, d: sinpe.table(S, D, start=3, device=d)),
-    "table out": case_of(lambda t, d: sinpe.table(S, D, out=torch.empty(S, D, device=d))),
-    "encode": case_of(lambda t, d: sinpe.encode(t["positions"].float(), D)),
-    "add": case_of(lambda t, d: sinpe.add(t["x"], scale=2.0)),
-    "add alpha": case_of(lambda t, d: sinpe.add(t["x"], alpha=t["alpha"])),
-    "add alpha out": case_of(lambda t, d: sinpe.add(t["x"], alpha=t["alpha"], out=torch.empty_like(t["x"]))),
-    "add starts": case_of(lambda t, d: sinpe.add(t["x"], start=t["starts"], padding_mask=t["mask"])),
-    "add convention": case_of(lambda t, d: sinpe.add(t["x"], "fairseq", start=t["starts"])),
-    "add positions": case_of(lambda t, d: sinpe.add(t["x"], positions=t["positions"], dropout=P, seed=5)),
-    "add seed": case_of(lambda t, d: sinpe.add(t["x"], dropout=P, seed=t["seed"])),
-    "add CPU seed": case_of(lambda t, d: sinpe.add(t["x"], dropout=P, seed=torch.tensor(5))),
-    "add_": case_of(lambda t, d: sinpe.add_(t["x"].clone(), dropout=P, seed=5)),
-    "float32 angle": case_of(lambda t, d: sinpe.add(t["x"], sinpe.Encoding(D, angle="float32_exp"))),
-    "grid": case_of(lambda t, d: sinpe.add(image(t), "mae2d", dropout=P, seed=5)),
-    "grid channels first": case_of(lambda t, d: sinpe.add(t["x"].view(B, D, 8, 8), "mae2d", channel_dim=1)),
-    "grid alpha": case_of(lambda t, d: sinpe.add(image(t), "mae2d", alpha=t["alpha"])),
-    "grid starts": case_of(lambda t, d: sinpe.add(image(t), "mae2d", start=t["starts"].unsqueeze(1).expand(B, 2))),
-    "grid positions": case_of(lambda t, d: sinpe.add(t["x"], "mae2d", positions=places(t), alpha=t["alpha"])),
-    "grid trained": case_of(grid_with_gradients),
-    "with_gradients": case_of(with_gradients),
-    "embed": case_of(lambda t, d: sinpe.embed(t["ids"], t["weight"])),
-    "embedded": case_of(embedded),
-    "packed": case_of(lambda t, d: sinpe.positions.packed(t["starts"], total=S)),
-}
+def prepared(name: str, place: torch.device) -> Callable[[], Any]:
+    t = tensors(place)
+    return lambda: EVERY[name](t, place)
 
 
 def flat(result: Any) -> list[Tensor]:
@@ -106,12 +29,12 @@ def equal(got: Any, want: Any) -> bool:
     return all(torch.equal(a, b) for a, b in zip(flat(got), flat(want), strict=True))
 
 
-@pytest.mark.parametrize("name", [*CASES, "drawn seeds"])
+@pytest.mark.parametrize("name", [*EVERY, "drawn seeds"])
 def test_repeated_call_equals_the_checked_one(name: str, device: torch.device) -> None:
     """Twice each, so that both use cached constants; with the seeds that both draw."""
     x = tensors(device)["x"]
     drawn = lambda: (sinpe.add(x, dropout=P), sinpe.add(x, "t2t", dropout=P), torch.rand(3, device=device))  # noqa: E731
-    run = drawn if name == "drawn seeds" else CASES[name](device)
+    run = drawn if name == "drawn seeds" else prepared(name, device)
     results = []
     for repeats in (True, False):
         with sinpe.use_backend("compiled"), pytest.MonkeyPatch.context() as patch:
@@ -124,9 +47,9 @@ def test_repeated_call_equals_the_checked_one(name: str, device: torch.device) -
 
 
 @pytest.mark.bad_input(23, "CUDA")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EVERY)
 def test_no_call_synchronizes_with_the_device(name: str, cuda: torch.device) -> None:
-    run = CASES[name](cuda)
+    run = prepared(name, cuda)
     want = run()  # the first call copies the constants of the encoding
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -137,10 +60,10 @@ def test_no_call_synchronizes_with_the_device(name: str, cuda: torch.device) -> 
 
 
 @pytest.mark.bad_input(23, "CUDA")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EVERY)
 def test_calls_on_another_stream(name: str, cuda: torch.device) -> None:
     """The kernels run after earlier work of the stream."""
-    run = CASES[name](cuda)
+    run = prepared(name, cuda)
     want = run()
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
@@ -158,9 +81,9 @@ def test_calls_on_another_stream(name: str, cuda: torch.device) -> None:
 
 
 @pytest.mark.bad_input(23, "CUDA")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EVERY)
 def test_captured_graph_replays(name: str, cuda: torch.device) -> None:
-    run = CASES[name](cuda)
+    run = prepared(name, cuda)
     want = run()
     with torch.cuda.stream(torch.cuda.Stream()):
         run()
@@ -232,8 +155,8 @@ def test_second_device(cuda: torch.device) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("one CUDA device only")
     other = torch.device("cuda", 1)
-    for name, case in CASES.items():
-        want, got = case(cuda)(), case(other)()  # the current device remains the first
+    for name in EVERY:
+        want, got = prepared(name, cuda)(), prepared(name, other)()  # the current device remains the first
         assert all(t.device == other for t in flat(got))
         assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(flat(got), flat(want), strict=True)), name
     with pytest.raises(RuntimeError, match=r"positions: expected the device of x, cuda:0, got cuda:1; move it"):
@@ -285,7 +208,7 @@ def test_backward_is_deterministic(cuda: torch.device) -> None:
     try:
         assert torch.equal(run(), want)
         for name in ("with_gradients", "embedded", "add"):
-            case = CASES[name](cuda)
+            case = prepared(name, cuda)
             assert equal(case(), case())
     finally:
         torch.use_deterministic_algorithms(False)

@@ -201,15 +201,6 @@ def test_timesteps(flip: bool, shift: float, scale: float, peer: Peer) -> None:
                 module_(torch.zeros(2, 3))
 
 
-def test_compiled_timesteps(peer: Peer) -> None:
-    module = peer("diffusers.models.embeddings")
-    new = swap(module.Timesteps(32, True, 0), strict=True).model
-    compiled = torch.compile(new, fullgraph=True)
-    for dtype in (torch.float32, torch.bfloat16, torch.int64):
-        t = torch.tensor([0.0, 17.0, 981.0]).to(dtype)
-        assert torch.equal(compiled(t), new(t))
-
-
 def test_modules_of_diffusers_that_are_not_replaced(peer: Peer) -> None:
     """Patch embeddings look up rows of a stored table: reported, with its convention, if `identify` finds it; the
     flattened table of a video it does not find."""
@@ -317,23 +308,7 @@ def test_model_of_x_transformers(peer: Peer) -> None:
     assert [type(module).__name__ for module in drop_ins(swapped)] == ["SinpeScaledSinusoidalEmbedding"]
 
 
-def test_arguments_of_x_transformers(peer: Peer) -> None:
-    old = peer("x_transformers.x_transformers").ScaledSinusoidalEmbedding(64, theta=500)
-    new = copy.deepcopy(old)
-    (entry,) = swap(new, strict=True)
-    assert (entry.convention, entry.form) == ("paper_concat, base 500", "scale * rows for the length of x")
-    x = torch.zeros(2, 33, 64)
-    positions = torch.randperm(33)
-    for named in ({}, {"offset": 900}, {"pos": positions}, {"pos": positions.float() + 0.5}):
-        difference = (old(x, **named) - new(x, **named)).detach().abs().max()
-        assert float(difference) <= 1000 * 2.0**-22
-    encoding = sinpe.convention("paper_concat", 64, base=500)
-    assert torch.equal(new(x), sinpe.table(33, encoding) * new.scale)
-    with pytest.raises(RuntimeError):
-        new(x, seq_start_pos=torch.tensor([1, 2]))  # as in the library: einsum needs one dimension
-
-
-# denoising-diffusion-pytorch, timm
+# denoising-diffusion-pytorch
 
 
 @pytest.mark.parametrize(
@@ -358,20 +333,3 @@ def test_denoising_diffusion(file: str, installed: Callable[[str], Any]) -> None
             assert float((new[0](t) - old[0](t)).abs().max()) <= 1000 * 2.0**-22
             assert float((new(t) - old(t)).abs().max()) <= 16 * 1000 * 2.0**-22
         assert list(new.state_dict()) == list(old.state_dict())
-
-
-def test_timm(timm_sincos2d: Any) -> None:
-    """A timm table in a model with other layers: reported, not replaced."""
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.head = nn.Conv2d(3, 64, 4, 4), nn.Linear(64, 5)
-            self.places = nn.Parameter(timm_sincos2d([12, 12], 64), requires_grad=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.embed(x).flatten(2).mT + self.places)
-
-    (entry,) = swap(Model())
-    assert not entry.swapped and entry.convention == "timm2d"
-    assert "`places` holds timm2d, 144 rows" in entry.reason and "`embed` (Conv2d)" in entry.reason

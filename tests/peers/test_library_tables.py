@@ -341,6 +341,8 @@ def test_images_of_timm(shape: tuple, interleave: bool, timm_sincos2d: Any) -> N
             sinpe.convention(name, dim, base=base), shape, flatten=True,
             convention=name, positions=float(max(shape)), mode="float32_pow",
         )  # fmt: skip
+    for dim in (2, 6, 7, 10):
+        rejected(AssertionError, lambda dim=dim: build([2, 2], dim), "timm2d", dim, "multiple of 4 for timm2d")
     # reverse_coord reverses the image's shape, nothing else.
     theirs = build([5, 3], 16, reverse_coord=True)
     ours = sinpe.table((3, 5), sinpe.convention("timm2d", 16, angle="float32_pow"), flatten=True)
@@ -440,34 +442,31 @@ def rejected(error: type[Exception], theirs: Callable[[], Any], name: str, dim: 
         sinpe.convention(name, dim, **fields)
 
 
-@pytest.mark.parametrize(
-    ("name", "dim"),
-    [("mae2d", 2), ("mae2d", 6), ("mae2d", 9), ("cogvideo3d", 8), ("cogvideo3d", 24), ("cogvideo3d", 18)],
-)
-def test_rejected_by_diffusers(name: str, dim: int, peer: Peer) -> None:
-    module = peer(DIFFUSERS)
-    image, video = module.get_2d_sincos_pos_embed, module.get_3d_sincos_pos_embed
-    theirs = (lambda: image(dim, 4)) if name == "mae2d" else (lambda: video(dim, 4, 2))
-    rejected(ValueError, theirs, name, dim, "dim: expected a multiple of")
+POS_EMBED, SINCOS = "monai.networks.blocks.pos_embed_utils", "build_sincos_position_embedding"
+REJECTED: list[tuple[str, str, tuple, type[Exception], str, tuple[int, ...], str]] = [
+    # module, function, arguments (None: dim), its error, our convention, dims, our message
+    (DIFFUSERS, "get_2d_sincos_pos_embed", (None, 4), ValueError, "mae2d", (2, 6, 9), "dim: expected a multiple of"),
+    (DIFFUSERS, "get_3d_sincos_pos_embed", (None, 4, 2), ValueError, "cogvideo3d", (8, 24, 18), "dim: expected a mult"),
+    (POS_EMBED, SINCOS, (2, None, 2), AssertionError, "monai2d", (6, 7), "multiple of 4 for monai2d"),
+    (POS_EMBED, SINCOS, (2, None, 3), AssertionError, "monai3d", (4, 8, 9), "multiple of 6 for monai3d"),
+]
 
 
-def test_rejected_by_others(peer: Peer) -> None:
-    whisper = peer(f"{MODELS}.whisper.modeling_whisper")
-    rejected(ValueError, lambda: whisper.sinusoids(3, 7), "t2t", 7, "dim: expected an even number", odd="raise")
+@pytest.mark.parametrize(("module", "function", "arguments", "error", "name", "dims", "match"), REJECTED)
+def test_rejected_by_both(
+    module: str, function: str, arguments: tuple, error: Any, name: str, dims: tuple, match: str, peer: Peer
+) -> None:
+    theirs = getattr(peer(module), function)
+    for dim in dims:
+        given = [dim if argument is None else argument for argument in arguments]
+        rejected(error, lambda given=given: theirs(*given), name, dim, match)
 
 
-@pytest.mark.parametrize(("number", "dim"), [(2, 6), (2, 7), (3, 4), (3, 8), (3, 9)])
-def test_rejected_by_monai(number: int, dim: int, peer: Peer) -> None:
-    module, name = peer("monai.networks.blocks.pos_embed_utils"), f"monai{number}d"
-    theirs = lambda: module.build_sincos_position_embedding(2, dim, number)  # noqa: E731
-    rejected(AssertionError, theirs, name, dim, f"multiple of {2 * number} for monai{number}d")
+def test_odd_widths_rejected_by_whisper(peer: Peer) -> None:
+    theirs = peer(f"{MODELS}.whisper.modeling_whisper").sinusoids
+    rejected(ValueError, lambda: theirs(3, 7), "t2t", 7, "dim: expected an even number", odd="raise")
 
 
-@pytest.mark.parametrize("dim", [2, 6, 7, 10])
-def test_rejected_by_timm(dim: int, timm_sincos2d: Any) -> None:
-    rejected(AssertionError, lambda: timm_sincos2d([2, 2], dim), "timm2d", dim, "multiple of 4 for timm2d")
-
-
-def test_rejected_by_x_transformers(peer: Peer) -> None:
+def test_odd_widths_rejected_by_x_transformers(peer: Peer) -> None:
     kind = peer("x_transformers.x_transformers").ScaledSinusoidalEmbedding
     rejected(AssertionError, lambda: kind(7), "paper_concat", 7, "dim: expected an even number", odd="raise")
