@@ -12,12 +12,13 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from swap_modules import DIM, ROWS, BatchFirst, ChannelsFirst, Odd, Scales, Sinusoids, halves, naive, rows
+from swap_modules import DIM, ROWS, BatchFirst, Odd, Scales, Sinusoids, halves, naive, noise, rows
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sinpe_ext as sinpe
 from sinpe_ext.integrations import swap
+from sinpe_ext.integrations.tables import may_be_table
 
 
 def storing(what: Any) -> Any:
@@ -53,7 +54,7 @@ FORWARDS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no row where x is zero": (lambda m, x: x + rows(m, x) * (x[..., :1] != 0), {}, DIFFERS),
     "clamped at 3000": (lambda m, x: (x + rows(m, x)).clamp(-3000, 3000), {}, DIFFERS),
     "NaN replaced": (lambda m, x: x.where(~x.isnan(), 0) + rows(m, x), {}, DIFFERS),
-    "clamped if finite": (lambda m, x: x.where(x.isinf(), x.clamp(-9e4, 9e4)) + rows(m, x), {}, DIFFERS),
+    "clamped if finite": (lambda m, x: x.where(x.isinf(), x.clamp(-6e4, 6e4)) + rows(m, x), {}, DIFFERS),
     "cut to the table": (lambda m, x: x[:, : m.pe.size(1)] + rows(m, x), {}, DIFFERS),
     "begun again after the table": (lambda m, x: x + m.pe[0, torch.arange(x.size(1)) % ROWS], {}, DIFFERS),
     "cut at eight": (lambda m, x: x + torch.cat([rows(m, x[:, :8]), rows(m, x[:, 8:])], 1), {}, DIFFERS),
@@ -91,7 +92,7 @@ FORWARDS: dict[str, tuple[Any, dict[str, Any], str]] = {
         lambda m, x: x if m.training and torch.rand(()) < 0.1 else x + rows(m, x), NONE, RANDOM,
     ),
     "sometimes nothing, by Python": (
-        lambda m, x: m.dropout(x if random.random() < 1e-9 else x + rows(m, x)), {}, "random numbers of Python",
+        lambda m, x: m.dropout(x if m.training and random.random() < 1e-9 else x + rows(m, x)), {}, "numbers of Python",
     ),
     "sometimes nothing, by NumPy": (
         lambda m, x: m.dropout(x if numpy.random.rand() < 1e-9 else x + rows(m, x)), {}, "random numbers of Python or",
@@ -120,21 +121,6 @@ class Gives(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return rows(self, x)
-
-
-class ChannelsFirstGives(ChannelsFirst):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.buf[..., : x.size(-1)]
-
-
-class GivesToIds(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoding = naive()
-
-    def forward(self, x: Tensor) -> Tensor:
-        _, length = x.size()
-        return self.encoding[:length, :]
 
 
 class Whisper(nn.Module):
@@ -181,22 +167,22 @@ class Autoencoder(nn.Module):
         return self.patches(images).flatten(2).mT + self.a[:, 1:]
 
 
-class Clamped(Sinusoids):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.clamp(max=1000))
+def count(m: Any, rows: Tensor) -> Tensor:
+    m.calls += 1
+    return rows
 
 
-class Noisy(Sinusoids):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * (2.0 if self.training else 1.0)
+class Around(Sinusoids):
+    """Does something with the timesteps, or with the rows."""
 
-
-class Counts(Sinusoids):
     calls = 0
 
+    def __init__(self, before: Any = lambda m, t: t, after: Any = lambda m, rows: rows) -> None:
+        super().__init__()
+        self.before, self.after = before, after
+
     def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return super().forward(x)
+        return self.after(self, super().forward(self.before(self, x)))
 
 
 class Extra(Scales):
@@ -208,15 +194,16 @@ class Extra(Scales):
         return super().forward(x, pos) + self.shift
 
 
-class ShiftedSinusoids(Sinusoids):
-    """A further tensor that its rows depend on."""
+class Flips(Scales):
+    """An argument that the class of the library has not."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("by", torch.zeros(1))
+    def forward(self, x: Tensor, pos: Tensor | None = None, flip: bool = False) -> Tensor:
+        return super().forward(x, pos).flip(-1) if flip else super().forward(x, pos)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x + self.by)
+
+def with_buffer(module: nn.Module) -> nn.Module:
+    module.register_buffer("by", torch.zeros(1))
+    return module
 
 
 def hooked(module: nn.Module) -> nn.Module:
@@ -230,28 +217,19 @@ def on_meta(kind: Any) -> Any:
         return kind()
 
 
-class Table(nn.Module):
-    """x + a table of any kind; `trained`: as a parameter."""
+class SinusoidalTable(nn.Module):
+    """x + a table of any kind."""
 
     def __init__(self, table: Tensor, trained: bool = False) -> None:
         super().__init__()
-        self.register_parameter("pe", nn.Parameter(table, trained))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.pe[: x.size(1)]
-
-
-class SinusoidalNoise(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("pe", torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(1)))
+        self.pe = nn.Parameter(table) if trained else table
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.pe[: x.size(1)]
 
 
 def grid(name: str) -> nn.Module:
-    return Table(sinpe.table((12, 12), sinpe.convention(name, 32), flatten=True)[None])
+    return SinusoidalTable(sinpe.table((12, 12), sinpe.convention(name, 32), flatten=True)[None])
 
 
 def parametrised() -> nn.Module:
@@ -268,22 +246,20 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], str, str, str]] = {
     "fairseq": (lambda: Tokens(None), "", "t2t", f"^`weights` holds t2t, 60 rows; .*{A_LOOKUP}"),
     "fairseq, padding": (lambda: Tokens(0), "", "t2t", A_LOOKUP),
     "rows for the length": (Gives, "", "paper", A_LOOKUP),
-    "rows for the length, channels first": (ChannelsFirstGives, "", "paper", A_LOOKUP),
-    "rows for token ids": (GivesToIds, "", "paper", NO_SUM),
     "a start": (Offset, "", "paper", "forward takes x, start"),
     "a dictionary of the class": (Configured, "", "paper", "`config`"),
-    "trained": (lambda: Table(naive(), True), "", "paper", "trained .*freeze it first"),
-    "with a row of zeros": (lambda: Table(F.pad(naive(), (0, 0, 1, 0))), "", "paper", "some rows of it are zero"),
-    "short": (lambda: Table(naive(4)), "", "paper", "too short"),
-    "noise": (SinusoidalNoise, "", "", "no convention that identify knows"),
+    "trained": (lambda: SinusoidalTable(naive(), True), "", "paper", "trained .*freeze it first"),
+    "with a row of zeros": (lambda: SinusoidalTable(F.pad(naive(), (0, 0, 1, 0))), "", "paper", "rows of it are zero"),
+    "short": (lambda: SinusoidalTable(naive(4)), "", "paper", "too short"),
+    "noise": (lambda: SinusoidalTable(noise(ROWS, DIM)), "", "", "no convention that identify knows"),
     "two grids and a layer": (Autoencoder, "", "mae2d", r"^`a` holds mae2d, 37 rows; .*`patches`.*; `b` holds mae2d"),
     **{of: (lambda of=of: grid(of), "", of, "grids are not replaced") for of in ("hf2d", "timm2d", "t2t2d")},
     "parametrised": (parametrised, "parametrizations.weight", "paper", "takes nothing"),
-    "clamped": (Clamped, "", "", DIFFERS),
-    "other in training": (Noisy, "", "", TRAINING),
-    "counting": (Counts, "", "", STATE),
+    "clamped": (lambda: Around(before=lambda m, t: t.clamp(max=1000)), "", "", DIFFERS),
+    "other in training": (lambda: Around(after=lambda m, rows: rows * (1.0 + m.training)), "", "", TRAINING),
+    "counting": (lambda: Around(after=count), "", "", STATE),
     "a further attribute": (Extra, "", "", "`shift` .*, too"),
-    "a further tensor": (ShiftedSinusoids, "", "", "looks sinusoidal by its name"),
+    "a further tensor": (lambda: with_buffer(Sinusoids()), "", "", "looks sinusoidal by its name"),
     "table on meta": (lambda: on_meta(BatchFirst), "", "", "meta device"),
     "frequencies on meta": (lambda: on_meta(Scales), "", "", "meta device"),
     "forward of the instance": (lambda: hooked(BatchFirst()), "", "paper", "replaced in the instance"),
@@ -346,6 +322,7 @@ def test_other_modules_are_not_reported() -> None:
         nn.Transformer(16, 2, 1, 1, 32, batch_first=True),
         nn.Sequential(nn.Conv1d(8, 8, 3), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.LSTM(8, 8)),
         nn.LazyLinear(3),
+        Flips(),
         nn.Embedding.from_pretrained(torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(1))),
         Holds(c=angle.cos(), s=angle.sin()),  # the halves of a rotary encoding
         Holds(w=torch.randn(8, generator=torch.Generator().manual_seed(1)) * 16),  # random frequencies
@@ -355,3 +332,51 @@ def test_other_modules_are_not_reported() -> None:
                 tensor.requires_grad_(False)
         report = swap(model, strict=True)
         assert not report and str(report).startswith("none recognized")
+
+
+# the check of values, which decides whether a tensor may be a table
+
+
+def tables() -> list[tuple[str, Tensor]]:
+    pairs = []
+    for name in sinpe.conventions():
+        for dim in (16, 17, 30, 64, 252):
+            try:
+                encoding = sinpe.convention(name, dim)
+            except ValueError:
+                continue
+            if name == "tcnn":
+                continue  # 0, 1 and -1 only at integer positions, as in a mask
+            axes = encoding.ndim if isinstance(encoding, sinpe.GridEncoding) else 1
+            shape = (64, (9, 14), (5, 6, 7))[axes - 1] if axes < 4 else None
+            if shape is not None:
+                pairs.append((f"{name} {dim}", sinpe.table(shape, encoding)))
+                pairs.append((f"{name} {dim} flat", pairs[-1][1].reshape(1, -1, dim)))
+    return pairs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_convention_passes_the_check_of_values(dtype: torch.dtype) -> None:
+    """All tables that identify knows must reach it: with padding rows, a class token, a factor, in 16 bits."""
+    for name, table in tables():
+        rows = table.to(dtype)
+        for form in (rows, 0.02 * rows, rows.repeat(2, *([1] * (rows.dim() - 1))) if rows.dim() == 3 else rows):
+            assert may_be_table(form) or not sinpe.identify(form), name
+        flat = rows.reshape(-1, rows.shape[-1])
+        padded = torch.cat([torch.zeros_like(flat[:1]), flat])
+        assert may_be_table(padded) or not sinpe.identify(padded), name
+        assert may_be_table(nn.Parameter(flat[None])) or not sinpe.identify(flat), name
+
+
+def test_learned_weights_fail_the_check_of_values() -> None:
+    """Only few may pass, since identify takes milliseconds for each."""
+    generator = torch.Generator().manual_seed(5)
+    passed = 0
+    for shape in [(16, 16), (64, 16), (64, 64), (256, 64), (768, 256), (256, 768), (30, 100), (3, 3), (64, 8, 3, 3)]:
+        for _ in range(20):
+            for weight in (torch.randn(shape, generator=generator), torch.rand(shape, generator=generator) - 0.5):
+                passed += may_be_table(nn.Parameter(weight)) + may_be_table(nn.Parameter(weight).mT)
+    assert passed <= 7  # of 720
+    ones = torch.ones(64, 64)
+    for trivial in (torch.zeros(64, 32), ones, torch.eye(64), ones.tril(), -ones.triu() / 0):
+        assert not may_be_table(trivial)
