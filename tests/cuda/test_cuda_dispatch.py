@@ -7,6 +7,7 @@ value (`item`, `nonzero`) fails and each copy between devices is detected.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -157,16 +158,9 @@ class CudaGenerator:
     device = torch.device("cuda", 0)
 
     def __init__(self, seed: int, offset: int = 0) -> None:
-        self.seed, self.offset = seed, offset
-
-    def initial_seed(self) -> int:
-        return self.seed
-
-    def get_offset(self) -> int:
-        return self.offset
-
-    def set_offset(self, offset: int) -> None:
         self.offset = offset
+        self.initial_seed, self.get_offset = lambda: seed, lambda: self.offset
+        self.set_offset = lambda offset: setattr(self, "offset", offset)
 
 
 def test_seeds_of_a_cuda_generator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,17 +268,13 @@ def test_capture_is_checked_on_the_device_of_the_tensor(monkeypatch: pytest.Monk
     """A capture on the second device while the first is current, and vice versa."""
     current = [0]
 
-    class Entered:
-        def __init__(self, device: torch.device) -> None:
-            self.index = device.index
+    @contextmanager
+    def entered(device: torch.device) -> Iterator[None]:
+        current.append(device.index)
+        yield
+        current.pop()
 
-        def __enter__(self) -> None:
-            current.append(self.index)
-
-        def __exit__(self, *_: object) -> None:
-            current.pop()
-
-    monkeypatch.setattr(torch.cuda, "device", Entered)
+    monkeypatch.setattr(torch.cuda, "device", entered)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[-1] == 1)

@@ -87,7 +87,7 @@ def timesteps(build: Any, convention: str, *, fields: str = "", always_float32: 
         t = t.float() if t.dtype.itemsize == 2 or (always_float32 and t.is_floating_point()) else t
         return sinpe.encode(t, sinpe.convention(convention, DIM, **changed), dtype=kind)
 
-    floats = (torch.float32, torch.float64, torch.float16)
+    floats = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
     given = [times(0.0, 1.0 / most, 2.5 / most, 999.0 / most, dtype=dtype) for dtype in floats]
     given += [times(3.0), torch.tensor([0, 7, 999])]
     calls: list[Call] = [((t,), {}, most * float(t.max())) for t in given]
