@@ -176,7 +176,8 @@ def _holds(loaded: Tensor, encoding: Any, transposed: bool) -> bool:
         rows = loaded.reshape(encoding.dim, -1).T if transposed else loaded.reshape(-1, encoding.dim)
         return agreement.agrees(rows, encoding)
     axis = encoding.axes[0] if isinstance(encoding, GridEncoding) else encoding
-    frequencies = torch.tensor(axis.frequencies_radians(), dtype=torch.float64)
+    # position_scale is not part of them: modules multiply the positions or the angles by it.
+    frequencies = torch.tensor(axis.replace(position_scale=1).frequencies_radians(), dtype=torch.float64)
     return torch.allclose(loaded.double(), frequencies, rtol=max(CLOSE, ROUNDING[loaded.dtype]), atol=0.0)
 
 

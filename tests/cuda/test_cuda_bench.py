@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -30,47 +28,6 @@ def test_row_is_checked_before_it_is_timed(row: Row) -> None:
     assert "error" not in result, result["error"]
     assert not result["peer_errors"] and [p["name"] for p in result["peers"]] == list(row.peers)
     assert ("gigabytes_per_second" in result) != row.host and (result["met"] is None) == (row.target is None)
-
-
-class Event:
-    """torch.cuda.Event, of a device whose queue is `now` seconds long."""
-
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def record(self) -> None:
-        self.at = Event.now
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, end: Event) -> float:
-        return 1e3 * (end.at - self.at)
-
-    now = 0.0
-
-
-def test_device_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds per call of the device alone: it sleeps while the host, which takes longer, queues the calls."""
-    slept: list[float] = []
-
-    def sleep(cycles: int) -> None:
-        slept.append(cycles * 1e-9)
-        Event.now += slept[-1]
-
-    for name, value in {"Event": Event, "synchronize": lambda: None, "_sleep": sleep}.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-
-    def works(seconds: float) -> Callable[[], None]:
-        def call() -> None:
-            Event.now += seconds
-            time.sleep(1e-4)
-
-        return call
-
-    got = timing.device_samples({"ours": works(1e-4), "peer:slow": works(7e-3)}, rounds=3)
-    assert got == {"ours": [pytest.approx(1e-4)] * 3, "peer:slow": [pytest.approx(7e-3)] * 3}
-    assert len(slept) == 7 and slept[1] >= 2 * 20 * 1e-4 and slept[2] >= 2e-4  # 20 calls and one are queued
 
 
 @pytest.mark.parametrize(

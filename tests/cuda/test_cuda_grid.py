@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_support import FLOATS, assert_sums, cuda, device, expected, leaf, moved, randn  # noqa: F401
+from cuda_support import (
+    FLOATS,
+    assert_sums,
+    dtypes,
+    expected,
+    leaf,
+    moved,
+    randn,
+    same_gradients,
+    same_sums,
+)
 from torch import Tensor
 
 import sinpe_ext as sinpe
@@ -43,36 +53,31 @@ GRID_FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", GRIDS)
-def test_grid(name: str, dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
+def test_grid(name: str, device: torch.device) -> None:
     """By places and by channels, in each form, with and without dropout."""
     grid = GRIDS[name]
-    x = randn(3, 4, 5, grid.dim, dtype=dtype)
-    for form in ("implicit", "masked") if name == "wide" else GRID_FORMS:
-        for layout in IMAGES:
-            for drop in (0.0, P):
-
-                def run(d: torch.device) -> Tensor:
-                    named = moved(GRID_FORMS[form], d)  # noqa: B023
-                    return sinpe.add(IMAGES[layout](x.to(d)), grid, dropout=drop, seed=11, **named)  # noqa: B023
-
-                assert_sums(device, run(device), expected(device, run), 40.0)
+    for dtype in dtypes(device):
+        x = randn(3, 4, 5, grid.dim, dtype=dtype)
+        for form in ("implicit", "masked") if name == "wide" else GRID_FORMS:
+            for view in IMAGES.values():
+                for drop in (0.0, P):
+                    named = {**GRID_FORMS[form], "dropout": drop, "seed": 11}
+                    same_sums(device, lambda d: sinpe.add(view(x.to(d)), grid, **moved(named, d)))  # noqa: B023
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_grid_into(dtype: torch.dtype, device: torch.device) -> None:  # noqa: F811
+def test_grid_into(dtype: torch.dtype, device: torch.device) -> None:
     """Images with many tiles of places, in place and with out, channels before and after the places."""
     for shape in ((2, 7, 60, 70), (1, 130, 3, 5), (70, 9, 7, 7)):
         grid = sinpe.convention("mae2d", 4).replace(dim=shape[1])
         x = randn(*shape, dtype=dtype)
         for drop in (0.0, P):
-            run = lambda d: sinpe.add(x.to(d), grid, channel_dim=1, scale=2.0, dropout=drop, seed=5)  # noqa: B023, E731
-            want = expected(device, run)
-            assert_sums(device, run(device), want, 40.0)
+            named: dict[str, Any] = {"channel_dim": 1, "scale": 2.0, "dropout": drop, "seed": 5}
+            want = expected(device, lambda d: sinpe.add(x.to(d), grid, **named))  # noqa: B023
+            assert_sums(device, sinpe.add(x.to(device), grid, **named), want, 40.0)
             for memory in (torch.contiguous_format, torch.channels_last):
                 out = torch.full_like(x, torch.nan, device=device, memory_format=memory)
-                named = {"channel_dim": 1, "scale": 2.0, "dropout": drop, "seed": 5}
                 assert sinpe.add(x.to(device), grid, out=out, **named) is out
                 assert_sums(device, out, want, 40.0)
                 given = x.to(device).clone(memory_format=memory)
@@ -81,27 +86,24 @@ def test_grid_into(dtype: torch.dtype, device: torch.device) -> None:  # noqa: F
 
 
 @pytest.mark.parametrize("axes", [1, 2, 3])
-def test_grid_after_extra_tokens(axes: int, device: torch.device) -> None:  # noqa: F811
+def test_grid_after_extra_tokens(axes: int, device: torch.device) -> None:
     grid = sinpe.GridEncoding((sinpe.Encoding(8),) * axes, dim=30)
     lengths = (3, 4, 5)[:axes]
     for extra in (0, 1, 5):
         x = randn(2, extra + int(torch.tensor(lengths).prod()), 30)
         named = {"grid_shape": lengths, "extra_tokens": extra, "dropout": P, "seed": 3}
-        run = lambda d: sinpe.add(x.to(d), grid, **named)  # noqa: B023, E731
-        assert_sums(device, run(device), expected(device, run), 10.0)
+        same_sums(device, lambda d: sinpe.add(x.to(d), grid, **named), 10.0)  # noqa: B023
 
 
-def test_grid_at_many_corners(device: torch.device) -> None:  # noqa: F811
+def test_grid_at_many_corners(device: torch.device) -> None:
     """More corners than those whose rows are kept, each twice."""
     x, grid = randn(2, 4, 5, 16), sinpe.convention("mae2d", 16)
     for corner in range(grid_rows.MAX_CORNERS + 9):
-        run = lambda d: sinpe.add(x.to(d), grid, start=(corner, -3 * corner))  # noqa: B023, E731
-        want = expected(device, run)
         for _ in range(2):
-            assert_sums(device, run(device), want, 10.0)
+            same_sums(device, lambda d: sinpe.add(x.to(d), grid, start=(corner, -3 * corner)), 10.0)  # noqa: B023
 
 
-def test_gradients_of_a_grid(device: torch.device) -> None:  # noqa: F811
+def test_gradients_of_a_grid(device: torch.device) -> None:
     grid = sinpe.convention("mae2d", 16)
     x, grad = randn(3, 4, 5, 16), randn(3, 4, 5, 16, seed=6)
     places = torch.stack(torch.meshgrid(torch.arange(4.0), torch.arange(5.0), indexing="ij"), -1) / 3
@@ -114,8 +116,4 @@ def test_gradients_of_a_grid(device: torch.device) -> None:  # noqa: F811
             out = sinpe.add(given, grid, alpha=alpha, scale=1.5, dropout=P, seed=4, **at)
             return torch.autograd.grad(out, (given, alpha, *at.values()), grad.to(d))
 
-        got, want = run(device), expected(device, run)
-        assert torch.equal(got[0].cpu(), want[0])
-        for mine, theirs in zip(got[1:], want[1:], strict=True):
-            # float32 rows of 1 ULP, summed over fewer than 1024 products below 8 in size
-            torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-5, atol=1e-5)
+        same_gradients(device, run)

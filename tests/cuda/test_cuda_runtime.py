@@ -1,103 +1,24 @@
-"""The CUDA kernels with streams, graphs, several devices, limited memory, deterministic mode and compilers.
-
-All tests use one table of cases.
-"""
+"""The CUDA kernels with streams, graphs, several devices, limited memory, deterministic mode and compilers."""
 
 from __future__ import annotations
 
-import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from cuda_support import assert_rows, assert_sums, cuda, device, randn  # noqa: F401
+from cuda_calls import EVERY, B, D, P, S, V, tensors
+from cuda_support import assert_rows, assert_sums, randn
 from torch import Tensor
-from ways import use
 
 import sinpe_ext as sinpe
 from sinpe_ext.backend import loader
 
-B, S, D, V = 4, 64, 128, 50
-P = 0.3
-Case = Callable[[torch.device], Callable[[], Any]]
 
-
-def tensors(place: torch.device) -> dict[str, Tensor]:
-    return {
-        "x": randn(B, S, D).to(place),
-        "ids": (torch.arange(B * S) % V).reshape(B, S).to(place),
-        "weight": randn(V, D).to(place),
-        "positions": torch.arange(S).to(place),
-        "starts": torch.arange(B).to(place),
-        "mask": (torch.arange(S) > 50).to(place),
-        "alpha": torch.tensor([0.7], device=place),
-        "seed": torch.tensor(5, device=place),
-        "grad": torch.ones(B, S, D, device=place),
-    }
-
-
-def case_of(run: Callable[..., Any]) -> Case:
-    def prepared(place: torch.device) -> Callable[[], Any]:
-        t = tensors(place)
-        return lambda: run(t, place)
-
-    return prepared
-
-
-def with_gradients(t: dict[str, Tensor], _: Any) -> Any:
-    x, alpha = t["x"].detach().requires_grad_(), t["alpha"].detach().requires_grad_()
-    positions = t["positions"].float().requires_grad_()
-    out = sinpe.add(x, alpha=alpha, positions=positions, dropout=P, seed=t["seed"], padding_mask=t["mask"])
-    return torch.autograd.grad(out, (x, alpha, positions), t["grad"])
-
-
-def image(t: dict[str, Tensor]) -> Tensor:
-    return t["x"].view(B, 8, 8, D)
-
-
-def places(t: dict[str, Tensor]) -> Tensor:
-    return torch.stack([t["positions"] % 8, t["positions"] // 8], -1)
-
-
-def grid_with_gradients(t: dict[str, Tensor], _: Any) -> Any:
-    x, alpha = image(t).detach().requires_grad_(), t["alpha"].detach().requires_grad_()
-    out = sinpe.add(x, "mae2d", alpha=alpha, dropout=P, seed=t["seed"])
-    return torch.autograd.grad(out, (x, alpha), t["grad"].view_as(x))
-
-
-def embedded(t: dict[str, Tensor], _: Any) -> Any:
-    weight = t["weight"].detach().requires_grad_()
-    out = sinpe.embed(t["ids"], weight, scale=2.0, dropout=P, seed=3, padding_idx=0, encode_padding=False)
-    return out, torch.autograd.grad(out, weight, t["grad"])[0]
-
-
-CASES: dict[str, Case] = {
-    "table": case_of(lambda t, d: sinpe.table(S, D, start=3, device=d)),
-    "table out": case_of(lambda t, d: sinpe.table(S, D, out=torch.empty(S, D, device=d))),
-    "encode": case_of(lambda t, d: sinpe.encode(t["positions"].float(), D)),
-    "add": case_of(lambda t, d: sinpe.add(t["x"], scale=2.0)),
-    "add alpha": case_of(lambda t, d: sinpe.add(t["x"], alpha=t["alpha"])),
-    "add alpha out": case_of(lambda t, d: sinpe.add(t["x"], alpha=t["alpha"], out=torch.empty_like(t["x"]))),
-    "add starts": case_of(lambda t, d: sinpe.add(t["x"], start=t["starts"], padding_mask=t["mask"])),
-    "add convention": case_of(lambda t, d: sinpe.add(t["x"], "fairseq", start=t["starts"])),
-    "add positions": case_of(lambda t, d: sinpe.add(t["x"], positions=t["positions"], dropout=P, seed=5)),
-    "add seed": case_of(lambda t, d: sinpe.add(t["x"], dropout=P, seed=t["seed"])),
-    "add CPU seed": case_of(lambda t, d: sinpe.add(t["x"], dropout=P, seed=torch.tensor(5))),
-    "add_": case_of(lambda t, d: sinpe.add_(t["x"].clone(), dropout=P, seed=5)),
-    "float32 angle": case_of(lambda t, d: sinpe.add(t["x"], sinpe.Encoding(D, angle="float32_exp"))),
-    "grid": case_of(lambda t, d: sinpe.add(image(t), "mae2d", dropout=P, seed=5)),
-    "grid channels first": case_of(lambda t, d: sinpe.add(t["x"].view(B, D, 8, 8), "mae2d", channel_dim=1)),
-    "grid alpha": case_of(lambda t, d: sinpe.add(image(t), "mae2d", alpha=t["alpha"])),
-    "grid starts": case_of(lambda t, d: sinpe.add(image(t), "mae2d", start=t["starts"].unsqueeze(1).expand(B, 2))),
-    "grid positions": case_of(lambda t, d: sinpe.add(t["x"], "mae2d", positions=places(t), alpha=t["alpha"])),
-    "grid trained": case_of(grid_with_gradients),
-    "with_gradients": case_of(with_gradients),
-    "embed": case_of(lambda t, d: sinpe.embed(t["ids"], t["weight"])),
-    "embedded": case_of(embedded),
-    "packed": case_of(lambda t, d: sinpe.positions.packed(t["starts"], total=S)),
-}
+def prepared(name: str, place: torch.device) -> Callable[[], Any]:
+    t = tensors(place)
+    return lambda: EVERY[name](t, place)
 
 
 def flat(result: Any) -> list[Tensor]:
@@ -108,31 +29,17 @@ def equal(got: Any, want: Any) -> bool:
     return all(torch.equal(a, b) for a, b in zip(flat(got), flat(want), strict=True))
 
 
-@contextlib.contextmanager
-def no_synchronisation() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_cases_are_reproducible_on_the_cpu(name: str) -> None:
-    """Checks the cases themselves, without a GPU."""
-    run = CASES[name](torch.device("cpu"))
-    assert equal(run(), run())
-
-
-@pytest.mark.parametrize("name", [*CASES, "drawn seeds"])
-def test_repeated_call_equals_the_checked_one(name: str, device: torch.device) -> None:  # noqa: F811
+@pytest.mark.parametrize("name", [*EVERY, "drawn seeds"])
+def test_repeated_call_equals_the_checked_one(name: str, device: torch.device) -> None:
     """Twice each, so that both use cached constants; with the seeds that both draw."""
     x = tensors(device)["x"]
     drawn = lambda: (sinpe.add(x, dropout=P), sinpe.add(x, "t2t", dropout=P), torch.rand(3, device=device))  # noqa: E731
-    run = drawn if name == "drawn seeds" else CASES[name](device)
+    run = drawn if name == "drawn seeds" else prepared(name, device)
     results = []
-    for way in ("checked", "compiled"):
-        with use("checked") if way == "checked" else sinpe.use_backend(way):
+    for repeats in (True, False):
+        with sinpe.use_backend("compiled"), pytest.MonkeyPatch.context() as patch:
+            if not repeats:
+                patch.setattr(loader, "repeat", loader._repeat_nothing)
             run()
             torch.manual_seed(3)
             results.append(run())
@@ -140,20 +47,23 @@ def test_repeated_call_equals_the_checked_one(name: str, device: torch.device) -
 
 
 @pytest.mark.bad_input(23, "CUDA")
-@pytest.mark.parametrize("name", CASES)
-def test_no_call_synchronizes_with_the_device(name: str, cuda: torch.device) -> None:  # noqa: F811
-    run = CASES[name](cuda)
+@pytest.mark.parametrize("name", EVERY)
+def test_no_call_synchronizes_with_the_device(name: str, cuda: torch.device) -> None:
+    run = prepared(name, cuda)
     want = run()  # the first call copies the constants of the encoding
-    with no_synchronisation():
+    torch.cuda.set_sync_debug_mode("error")
+    try:
         got = run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     assert equal(got, want)
 
 
 @pytest.mark.bad_input(23, "CUDA")
-@pytest.mark.parametrize("name", CASES)
-def test_calls_on_another_stream(name: str, cuda: torch.device) -> None:  # noqa: F811
+@pytest.mark.parametrize("name", EVERY)
+def test_calls_on_another_stream(name: str, cuda: torch.device) -> None:
     """The kernels run after earlier work of the stream."""
-    run = CASES[name](cuda)
+    run = prepared(name, cuda)
     want = run()
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
@@ -171,9 +81,9 @@ def test_calls_on_another_stream(name: str, cuda: torch.device) -> None:  # noqa
 
 
 @pytest.mark.bad_input(23, "CUDA")
-@pytest.mark.parametrize("name", CASES)
-def test_captured_graph_replays(name: str, cuda: torch.device) -> None:  # noqa: F811
-    run = CASES[name](cuda)
+@pytest.mark.parametrize("name", EVERY)
+def test_captured_graph_replays(name: str, cuda: torch.device) -> None:
+    run = prepared(name, cuda)
     want = run()
     with torch.cuda.stream(torch.cuda.Stream()):
         run()
@@ -189,7 +99,7 @@ def test_captured_graph_replays(name: str, cuda: torch.device) -> None:  # noqa:
 
 
 @pytest.mark.bad_input(23, "CUDA")
-def test_replay_reads_new_values_and_draws_a_new_mask(cuda: torch.device) -> None:  # noqa: F811
+def test_replay_reads_new_values_and_draws_a_new_mask(cuda: torch.device) -> None:
     x, alpha = torch.ones(B, S, D, device=cuda), torch.tensor([1.0], device=cuda)
     starts, seed = torch.zeros(B, dtype=torch.long, device=cuda), torch.tensor(1, device=cuda)
 
@@ -216,7 +126,7 @@ def test_replay_reads_new_values_and_draws_a_new_mask(cuda: torch.device) -> Non
 
 
 @pytest.mark.bad_input(23, "CUDA")
-def test_first_use_during_capture_raises_with_a_remedy(cuda: torch.device) -> None:  # noqa: F811
+def test_first_use_during_capture_raises_with_a_remedy(cuda: torch.device) -> None:
     x, encoding = torch.ones(2, 3, 8, device=cuda), sinpe.Encoding(8, base=31.25)
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(RuntimeError, match="encoding: run one warm-up call on cuda:0 before CUDA graph capture"):
@@ -227,7 +137,7 @@ def test_first_use_during_capture_raises_with_a_remedy(cuda: torch.device) -> No
     assert sinpe.add(x, encoding).isfinite().all()
 
 
-def test_constants_of_a_captured_graph_are_kept(cuda: torch.device) -> None:  # noqa: F811
+def test_constants_of_a_captured_graph_are_kept(cuda: torch.device) -> None:
     x, encoding = torch.zeros(2, 3, 8, device=cuda), sinpe.Encoding(8, base=77.5)
     want = sinpe.add(x, encoding)
     graph = torch.cuda.CUDAGraph()
@@ -241,12 +151,12 @@ def test_constants_of_a_captured_graph_are_kept(cuda: torch.device) -> None:  # 
 
 
 @pytest.mark.bad_input(15, "CUDA")
-def test_second_device(cuda: torch.device) -> None:  # noqa: F811
+def test_second_device(cuda: torch.device) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("one CUDA device only")
     other = torch.device("cuda", 1)
-    for name, case in CASES.items():
-        want, got = case(cuda)(), case(other)()  # the current device remains the first
+    for name in EVERY:
+        want, got = prepared(name, cuda)(), prepared(name, other)()  # the current device remains the first
         assert all(t.device == other for t in flat(got))
         assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(flat(got), flat(want), strict=True)), name
     with pytest.raises(RuntimeError, match=r"positions: expected the device of x, cuda:0, got cuda:1; move it"):
@@ -267,7 +177,7 @@ def peak(run: Callable[[], Any]) -> tuple[int, int]:
 SMALL = 2**16  # a seed, an alpha, rounding of the allocator
 
 
-def test_peak_memory_is_that_of_the_results(cuda: torch.device) -> None:  # noqa: F811
+def test_peak_memory_is_that_of_the_results(cuda: torch.device) -> None:
     x = torch.ones(8, 4096, 512, device=cuda)
     for run in (
         lambda: sinpe.table(32768, 512, device=cuda),
@@ -285,7 +195,7 @@ def test_peak_memory_is_that_of_the_results(cuda: torch.device) -> None:  # noqa
     assert used <= 2 * made + SMALL  # the sum and the gradient; no mask, no rows
 
 
-def test_backward_is_deterministic(cuda: torch.device) -> None:  # noqa: F811
+def test_backward_is_deterministic(cuda: torch.device) -> None:
     ids = torch.randint(0, 40, (16, 512), generator=torch.Generator().manual_seed(1)).to(cuda)
     weight, grad = torch.zeros(40, 96, device=cuda, requires_grad=True), randn(16, 512, 96).to(cuda)
 
@@ -298,25 +208,31 @@ def test_backward_is_deterministic(cuda: torch.device) -> None:  # noqa: F811
     try:
         assert torch.equal(run(), want)
         for name in ("with_gradients", "embedded", "add"):
-            case = CASES[name](cuda)
+            case = prepared(name, cuda)
             assert equal(case(), case())
     finally:
         torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_torch_compile(mode: str, cuda: torch.device) -> None:  # noqa: F811
+def test_torch_compile(mode: str, cuda: torch.device) -> None:
     pytest.importorskip("triton")
     torch._dynamo.reset()
     layer = sinpe.SinusoidalPositionalEncoding(D, P).to(cuda)
-    encoding, x, weight = sinpe.Encoding(D), randn(B, S, D).to(cuda), randn(V, D).to(cuda)
-    ids = (torch.arange(B * S) % V).reshape(B, S).to(cuda)
+    trained = sinpe.SinusoidalEmbedding(V, D, dropout=P, learned_alpha=True, device=cuda)
+    encoding, t = sinpe.Encoding(D), tensors(cuda)
+    x, ids, weight, seed = t["x"], t["ids"], t["weight"], t["seed"]
 
     @torch.compile(mode=mode, fullgraph=True)
     def run(x: Tensor, ids: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         added = sinpe.add(x, encoding, scale=2.0) * 2
         return added, sinpe.embed(ids, weight, encoding, dropout=P, seed=7), layer(x)
 
+    def loss(ids: Tensor, seed: Tensor) -> Tensor:
+        return trained(ids, seed=seed).square().sum()
+
+    compiled = torch.compile(loss, mode=mode)
+    want = torch.autograd.grad(loss(ids, seed), tuple(trained.parameters()))
     for _ in range(3):
         torch.compiler.cudagraph_mark_step_begin()
         added, embedded_rows, dropped = (t.clone() for t in run(x, ids, weight))
@@ -324,34 +240,14 @@ def test_torch_compile(mode: str, cuda: torch.device) -> None:  # noqa: F811
         torch.testing.assert_close(added, sinpe.add(x, encoding, scale=2.0) * 2, rtol=2e-7, atol=2e-6)
         assert torch.equal(embedded_rows, sinpe.embed(ids, weight, encoding, dropout=P, seed=7))
         assert abs(float((dropped == 0).float().mean()) - P) < 0.05
-
-
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_torch_compile_backward(mode: str, cuda: torch.device) -> None:  # noqa: F811
-    pytest.importorskip("triton")
-    torch._dynamo.reset()
-    layer = sinpe.SinusoidalEmbedding(V, D, dropout=P, learned_alpha=True, device=cuda)
-    ids = (torch.arange(B * S) % V).reshape(B, S).to(cuda)
-    seed = torch.tensor(3, device=cuda)
-    compiled = torch.compile(lambda ids, seed: layer(ids, seed=seed).square().sum(), mode=mode)
-    want = torch.autograd.grad(layer(ids, seed=seed).square().sum(), tuple(layer.parameters()))
-    for _ in range(3):
         torch.compiler.cudagraph_mark_step_begin()
-        got = torch.autograd.grad(compiled(ids, seed), tuple(layer.parameters()))
+        got = torch.autograd.grad(compiled(ids, seed), tuple(trained.parameters()))
         for mine, theirs in zip(got, want, strict=True):
             # the compiler sums the squares in another order
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
-def test_autocast_changes_nothing(cuda: torch.device) -> None:  # noqa: F811
-    x, positions = randn(B, S, D).to(cuda), torch.arange(S, device=cuda) + 100_000
-    want = sinpe.add(x, positions=positions)
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        assert torch.equal(sinpe.add(x, positions=positions), want)
-        assert sinpe.encode(positions.double(), D).dtype == torch.float32
-
-
-def test_modules_on_the_device(cuda: torch.device) -> None:  # noqa: F811
+def test_modules_on_the_device(cuda: torch.device) -> None:
     layer = sinpe.SinusoidalPositionalEncoding(D, 0.0, learned_alpha=True).to("cuda")
     x = randn(B, S, D)
     got = layer(x.to(cuda))
@@ -365,17 +261,16 @@ def test_modules_on_the_device(cuda: torch.device) -> None:  # noqa: F811
         assert sinpe.table(5, D).is_cuda
 
 
-def test_torch_func(cuda: torch.device) -> None:  # noqa: F811
-    x = randn(B, S, D).to(cuda)
-    got = torch.func.vmap(lambda x: sinpe.add(x, dropout=P, seed=3))(x)
-    assert_sums(cuda, got, torch.func.vmap(lambda x: sinpe.add(x, dropout=P, seed=3))(x.cpu()), 8.0)
-    grad = torch.func.grad(lambda x: sinpe.add(x, dropout=P, seed=3).sum())(x)
-    assert torch.equal(grad.cpu(), torch.func.grad(lambda x: sinpe.add(x, dropout=P, seed=3).sum())(x.cpu()))
-
-
-def test_eager_pytorch_on_the_device(cuda: torch.device) -> None:  # noqa: F811
-    """The fallback if the kernels cannot be built."""
-    x = randn(B, S, D).to(cuda)
+def test_intercepted_calls_on_the_device(cuda: torch.device) -> None:
+    """vmap, torch.func.grad, autocast, and eager PyTorch, the fallback if the kernels cannot be built."""
+    x = randn(B, S, D)
+    run = lambda x: sinpe.add(x, dropout=P, seed=3)  # noqa: E731
+    assert_sums(cuda, torch.func.vmap(run)(x.to(cuda)), torch.func.vmap(run)(x), 8.0)
+    grad = torch.func.grad(lambda x: run(x).sum())
+    assert torch.equal(grad(x.to(cuda)).cpu(), grad(x))
+    want = run(x.to(cuda))
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert torch.equal(run(x.to(cuda)), want)
+        assert sinpe.encode(torch.arange(S, device=cuda).double(), D).dtype == torch.float32
     with loader.use_backend("eager"):
-        eager = sinpe.add(x, dropout=P, seed=3)
-    assert_sums(cuda, sinpe.add(x, dropout=P, seed=3), eager.cpu(), 8.0)
+        assert_sums(cuda, want, run(x.to(cuda)).cpu(), 8.0)

@@ -7,9 +7,13 @@ against the library's table, within that error, and the float32-compatible mode 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
 
 import torch
 from torch import Tensor
+
+import sinpe_ext as sinpe
 
 LENGTH = 4097  # positions 0 to 4096
 
@@ -39,32 +43,44 @@ def compare(
     library: str,
     what: str,
     theirs: Tensor,
+    encoding: Any,
+    at: Any,
     *,
     convention: str,
-    exact: Tensor,
     positions: Tensor | float,
-    compatible: Tensor | None = None,
     mode: str = "exact",
     same_bits: bool = True,
     factor: float = 1.0,
+    rounded: Tensor | None = None,
+    **arguments: Any,
 ) -> None:
     """Checks both comparisons and records them.
 
-    theirs, exact, compatible: of one shape, the library's float32 values, ours in float64, and those of `mode`.
-    positions: broadcasts to that shape; the largest angle, with which the library's error grows; 0 for a library that
-    computes in float64.
+    theirs: the library's float32 values.
+    encoding, at, arguments: ours, at positions, or for a length or shape the table.
+    convention: its name in the report.
+    positions: broadcasts to the shape of theirs; the largest angle, with which the library's error grows; 0 for a
+    library that computes in float64.
+    mode, rounded: the angle whose bits are those of the library, and the positions rounded as it does.
     same_bits: False if the library's order of operations is not imitated; then the mode only has to be as close as the
     exact encoding.
     factor: scales the library's values, and so their rounding error.
     """
-    assert theirs.shape == exact.shape and theirs.dtype == torch.float32 and exact.dtype == torch.float64
+    call = sinpe.encode if isinstance(at, Tensor) else sinpe.table
+    exact = call(at, encoding, dtype=torch.float64, **arguments)
+    ours = exact.float()
+    if mode != "exact":
+        change = encoding.with_axes if isinstance(encoding, sinpe.GridEncoding) else encoding.replace
+        ours = call(at if rounded is None else rounded, change(angle=mode), **arguments)
+    theirs = theirs.detach().contiguous()
+    assert theirs.shape == exact.shape and theirs.dtype == torch.float32
     angles = torch.as_tensor(positions, dtype=torch.float64).abs().expand(exact.shape)
     bound = (angles * ANGLE + VALUE) * factor
     error = (theirs.double() - exact).abs()
-    ours = exact.float() if compatible is None else compatible
-    equal = ours.view(torch.int32) == theirs.contiguous().view(torch.int32)
+    equal = ours.view(torch.int32) == theirs.view(torch.int32)
     difference = (ours.double() - theirs.double()).abs()
     ulp = torch.ldexp(torch.ones_like(angles), torch.frexp(angles.clamp_min(2.0**-100)).exponent - 24) * factor
+    library = f"{library} {version(library)}"
 
     line = RECORD.setdefault((library, what, convention, mode), Agreement())
     line.entries += theirs.numel()

@@ -2,53 +2,53 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
+import sys
 from collections.abc import Callable
-from importlib.machinery import ModuleSpec
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 import agreement
 import pytest
 
+REQUIRED = bool(os.environ.get("SINPE_EXT_REQUIRE_PEERS"))
 REPORT = Path(__file__).parents[2] / "build" / "peers.md"
-Peer = Callable[..., Any]
-
-
-def installed(library: str) -> ModuleSpec:
-    """Skips a test if the library is missing, or fails it with SINPE_EXT_REQUIRE_PEERS."""
-    spec = importlib.util.find_spec(library)
-    if spec is None:
-        if os.environ.get("SINPE_EXT_REQUIRE_PEERS"):
-            pytest.fail(f"{library} is not installed")
-        pytest.skip(f"{library} is not installed: make check-peers installs it")
-    return spec
 
 
 @pytest.fixture
-def peer() -> Peer:
+def installed() -> Callable[..., Any]:
+    """installed(library): what `find` knows of it, a skip if it is missing, a failure with SINPE_EXT_REQUIRE_PEERS."""
+
+    def found(library: str, find: Callable[[str], Any] = importlib.util.find_spec) -> Any:
+        with contextlib.suppress(PackageNotFoundError):
+            if known := find(library):
+                return known
+        message = f"{library} is not installed"
+        return pytest.fail(message) if REQUIRED else pytest.skip(f"{message}: make check-peers installs it")
+
+    return found
+
+
+@pytest.fixture
+def peer(installed: Callable[..., Any]) -> Callable[[str], Any]:
     """peer(module): imports the module, or skips if its library is not installed."""
-
-    def load(name: str) -> Any:
-        installed(name.partition(".")[0])
-        return importlib.import_module(name)
-
-    return load
+    return lambda name: installed(name.partition(".")[0]) and importlib.import_module(name)
 
 
 @pytest.fixture
-def timm() -> ModuleSpec:
-    """timm's folder, without importing it: that would import torchvision."""
-    return installed("timm")
-
-
-@pytest.fixture(scope="session")
-def release() -> Callable[[str], str]:
-    """release(distribution): name and version."""
-    return lambda distribution: f"{distribution} {version(distribution)}"
+def timm_sincos2d(installed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """timm's build_sincos2d_pos_embed, from packages whose __init__ has not run, because that needs torchvision."""
+    folder = Path(installed("timm").origin).parent
+    for name, place in (("timm", folder), ("timm.layers", folder / "layers")):
+        spec: Any = importlib.util.spec_from_file_location(
+            name, place / "__init__.py", submodule_search_locations=[str(place)]
+        )
+        monkeypatch.setitem(sys.modules, name, importlib.util.module_from_spec(spec))
+    return importlib.import_module("timm.layers.pos_embed_sincos").build_sincos2d_pos_embed
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

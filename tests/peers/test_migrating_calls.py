@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
+import math
 import sys
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.metadata import distribution
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import migrating
+import numpy as np
 import pytest
 import torch
-from library_scopes import scope_of
+from torch import nn
 
 import sinpe_ext as sinpe
 
@@ -21,21 +22,42 @@ CALLS = [(heading, entry) for heading, library in RECORDED.items() for entry in 
 SWAPPED = [(heading, layer) for heading, library in RECORDED.items() for layer in library["swapped"]]
 
 
-def installed(name: str) -> Distribution:
-    """Skips a test if the library is missing, or fails it with SINPE_EXT_REQUIRE_PEERS."""
-    try:
-        return distribution(name)
-    except PackageNotFoundError:
-        if os.environ.get("SINPE_EXT_REQUIRE_PEERS"):
-            pytest.fail(f"{name} is not installed")
-        pytest.skip(f"{name} is not installed: make check-peers installs it")
+class EncodingOfNerfstudio(nn.Module):
+    def __init__(self, in_dim: int) -> None:
+        super().__init__()
+        self.in_dim = in_dim
+
+    def __call__(self, *args: Any, **fields: Any) -> Any:
+        return self.forward(*args, **fields)
+
+
+class Utilities:
+    """A library's module `utils`: the functions that were taken from it."""
+
+    def __init__(self, scope: dict[str, Any]) -> None:
+        self.scope = scope
+
+    def __getattr__(self, name: str) -> Any:
+        return self.scope[name]
+
+
+NEEDED: dict[str, dict[str, Any]] = {"nerfstudio": {"Encoding": EncodingOfNerfstudio, "TCNN_EXISTS": False}}
+
+
+def scope_of(heading: str) -> dict[str, Any]:
+    """A new scope for a library's definitions: torch, NumPy, and minimal replacements for the library's other classes
+    and helpers, which do not affect the results."""
+    common = {"torch": torch, "nn": nn, "F": nn.functional, "Tensor": torch.Tensor, "math": math, "np": np}
+    scope: dict[str, Any] = {**common, "Module": nn.Module, **NEEDED.get(heading, {})}
+    scope["utils"] = Utilities(scope)
+    return scope
 
 
 @pytest.fixture
-def theirs(heading: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def theirs(heading: str, installed: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The library's own definitions."""
-    library = RECORDED[heading]
-    dist, scope = installed(library["source"]), scope_of(heading)
+    library, scope = RECORDED[heading], scope_of(heading)
+    dist = installed(library["source"], distribution)
     assert dist.version == library["version"], "its recorded values, and the page, are of another version"
     files: dict[str, list[str]] = {}
     for name, file in library["names"].items():

@@ -1,68 +1,21 @@
-"""Shared by the tests of the CUDA kernels: the device to test, the expected result, and tolerances.
-
-`device` is the CPU (kernels against eager PyTorch) and each available kind of device with kernels. `cuda` is a CUDA
-device, or skips; `--require-backend=cuda` turns the skip into a failure.
-"""
+"""A call on a device against the same call on the CPU: the CPU's kernels, or for the CPU itself eager PyTorch."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
 from sinpe_ext.backend import loader
 
+Run = Callable[[torch.device], Tensor]
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 # Single arithmetic guarantees 1 ULP of the dtype, double arithmetic the CPU's bits, except for float64, which is within
 # 1 ULP on both devices. x + PE adds at most half an ULP of the sum.
 SINGLE_ULP, FLOAT64_ULP = 1, 2
-
-
-def why_no_cuda() -> str:
-    """The reason why CUDA kernels cannot be tested, or an empty string."""
-    if not torch.cuda.is_available():
-        return "no CUDA device is visible"
-    backend = loader.resolve("cuda")
-    return "" if backend.backend == "compiled" else f"no CUDA kernels: {backend.reason}"
-
-
-@pytest.fixture
-def cuda(request: pytest.FixtureRequest) -> torch.device:
-    """The current CUDA device."""
-    if reason := why_no_cuda():
-        if request.config.getoption("--require-backend") == "cuda":
-            pytest.fail(f"--require-backend=cuda: {reason}")
-        pytest.skip(reason)
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-CPU = torch.device("cpu", 0)  # the CPU in place of a device; torch.device("cpu") is the CPU that it is compared with
-
-
-def moved_as_to_a_device(self: Tensor, *to: Any, **named: Any) -> Tensor:
-    """Tensor.to, except that a tensor moved to `CPU` is a copy, as on a device, and not the tensor itself."""
-    got: Tensor = TO(self, *to, **named)
-    return got.clone() if got is self and to[:1] == (CPU,) else got
-
-
-TO = Tensor.to
-
-
-@pytest.fixture(params=["cpu", "cuda"])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
-    """A device whose kernels are tested."""
-    if request.param == "cuda":
-        yield request.getfixturevalue("cuda")
-        return
-    if request.config.getoption("--require-backend") == "eager" or loader.resolve("cpu").backend != "compiled":
-        pytest.skip("no compiled backend on the CPU")
-    monkeypatch.setattr(Tensor, "to", moved_as_to_a_device)
-    with loader.use_backend("auto"):
-        yield CPU
 
 
 def arithmetic() -> str:
@@ -76,18 +29,16 @@ def arithmetic() -> str:
 
 def is_exact(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether rows must be bitwise equal to the CPU's."""
-    if dtype == torch.float64:
-        return False
-    return device.type == "cpu" or arithmetic() == "double"
+    return dtype != torch.float64 and (device.type == "cpu" or arithmetic() == "double")
 
 
-def expected(device: torch.device, run: Callable[[torch.device], Tensor]) -> Tensor:
-    """The same call on the CPU: with its kernels for another device, in eager PyTorch for the CPU itself."""
+def expected(device: torch.device, run: Callable[[torch.device], Any]) -> Any:
+    """The same call on the CPU."""
     with loader.use_backend("eager" if device.type == "cpu" else "auto"):
         return run(torch.device("cpu"))
 
 
-def ordered(t: Tensor) -> Tensor:
+def _ordered(t: Tensor) -> Tensor:
     """Maps floats to integers in order: adjacent floats differ by one, -0 and +0 are equal."""
     kinds: dict[int, torch.dtype] = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     words = t.contiguous().view(kinds[t.element_size()]).long()
@@ -95,21 +46,22 @@ def ordered(t: Tensor) -> Tensor:
     return torch.where(words < 0, lowest - words, words)
 
 
-def ulps(got: Tensor, want: Tensor) -> int:
+def _ulps(got: Tensor, want: Tensor) -> int:
     """Largest distance in ULP between two tensors of one dtype. NaN must be at the same places."""
     got, want = got.detach().cpu(), want.detach().cpu()
     assert got.shape == want.shape and got.dtype == want.dtype
     assert torch.equal(got.isnan(), want.isnan())
-    apart = (ordered(got.nan_to_num(0.0)) - ordered(want.nan_to_num(0.0))).abs()
+    apart = (_ordered(got.nan_to_num(0.0)) - _ordered(want.nan_to_num(0.0))).abs()
     return int(apart.max()) if apart.numel() else 0
 
 
 def assert_rows(device: torch.device, got: Tensor, want: Tensor) -> None:
     """Rows of an encoding, within the guarantee of the arithmetic."""
+    assert got.device.type == device.type and got.dtype == want.dtype and got.shape == want.shape
     if is_exact(device, got.dtype):
-        assert torch.equal(got.cpu().nan_to_num(7.0), want.nan_to_num(7.0)), f"{ulps(got, want)} ULP"
+        assert torch.equal(got.cpu().nan_to_num(7.0), want.nan_to_num(7.0)), f"{_ulps(got, want)} ULP"
     else:
-        assert ulps(got, want) <= (FLOAT64_ULP if got.dtype == torch.float64 else SINGLE_ULP)
+        assert _ulps(got, want) <= (FLOAT64_ULP if got.dtype == torch.float64 else SINGLE_ULP)
 
 
 def assert_sums(device: torch.device, got: Tensor, want: Tensor, largest: float) -> None:
@@ -125,6 +77,28 @@ def assert_sums(device: torch.device, got: Tensor, want: Tensor, largest: float)
     unit = torch.finfo(got.dtype).eps * largest
     difference = (got.cpu().double() - want.double()).abs().nan_to_num(0.0)
     assert float(difference.max() if difference.numel() else 0.0) <= 2 * unit
+
+
+def same_rows(device: torch.device, run: Run) -> None:
+    assert_rows(device, run(device), expected(device, run))
+
+
+def same_sums(device: torch.device, run: Run, largest: float = 40.0) -> None:
+    assert_sums(device, run(device), expected(device, run), largest)
+
+
+def same_gradients(device: torch.device, run: Callable[[torch.device], tuple[Tensor, ...]]) -> None:
+    """Exact for the first, of x; those of alpha and positions are float64 sums in another order."""
+    got, want = run(device), expected(device, run)
+    assert torch.equal(got[0].cpu(), want[0])
+    for mine, theirs in zip(got[1:], want[1:], strict=True):
+        # float32 rows of 1 ULP, summed over fewer than 1024 products below 8 in size
+        torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-5, atol=1e-5)
+
+
+def dtypes(device: torch.device) -> list[torch.dtype]:
+    """All on a device; on the CPU, whose dtypes other tests compare, two."""
+    return FLOATS if device.type == "cuda" else [torch.float32, torch.bfloat16]
 
 
 def moved(arguments: dict[str, Any], device: torch.device) -> dict[str, Any]:
