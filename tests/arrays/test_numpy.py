@@ -54,7 +54,7 @@ def test_table_is_encode_at_its_positions(front: str, encoding: Encoding) -> Non
 
 
 def test_grid_by_formula(front: str) -> None:
-    """Channels without an encoding are 0. The start of each axis is added to that of its encoding, to positions none."""
+    """Channels without an encoding are 0. The start of an axis is added to its encoding's, but to no positions."""
 
     def rows(p: int, dim: int, base: float) -> np.ndarray:
         angles = p / base ** (np.arange(dim // 2) * 2 / dim)

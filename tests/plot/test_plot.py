@@ -144,7 +144,7 @@ def test_error_of_this_library_and_of_the_naive_formula() -> None:
         (
             lambda: plot.heatmap(torch.ones(3, 2) + 1j),
             TypeError,
-            "^table: expected real numbers .* got torch.complex64",
+            "^table: expected real numbers .* torch.complex64",
         ),
         (lambda: plot.heatmap(torch.zeros(3, 2, device="meta")), TypeError, "^table: expected real numbers in rows"),
         (lambda: plot.heatmap(torch.eye(3).to_sparse()), TypeError, "^table: expected real numbers in rows"),
