@@ -179,6 +179,13 @@ MISSING: dict[str, tuple[str, dict[str, str], str, str, str]] = {
     ),
     "unwritable cache": ("cpu", {"SINPE_EXT_CACHE_DIR": "{tmp}/file/c"}, "", "{tmp}/file/c", "SINPE_EXT_CACHE_DIR"),
     "open cache": ("cpu", {"SINPE_EXT_CACHE_DIR": "{tmp}/open"}, "", "every user may write", "SINPE_EXT_CACHE_DIR"),
+    "no home": (
+        "cpu",
+        {"HOME": "/proc/self/nowhere", "SINPE_EXT_CACHE_DIR": "", "XDG_CACHE_HOME": "", "TMPDIR": "{tmp}/empty"},
+        "",
+        "/proc/self/nowhere/.cache/sinpe_ext cannot be used",
+        "SINPE_EXT_CACHE_DIR",
+    ),
     "failing compiler": ("cpu", {"CXX": "{tmp}/failing"}, "", "the build failed", "SINPE_EXT_JIT=0"),
     "broken compiler": ("cpu", {"CXX": "{tmp}/broken"}, "", "licence expired", "SINPE_EXT_JIT=0"),
     "CPU torch": ("cuda", {}, torch_is("2.13.0+cpu", cuda=None), "torch 2.13.0+cpu is a CPU build", "a CUDA build"),
@@ -225,7 +232,8 @@ def test_missing_backend_is_eager_with_the_reason(case: str, folder: Path, tmp_p
     settings = {name: value and value.format(tmp=folder) for name, value in settings.items()}
     cache = {"SINPE_EXT_CACHE_DIR": str(tmp_path / "cache"), "SMALL_SOURCES": str(folder / "csrc")}
     code = f"DEVICE = {device!r}\n{PREAMBLE}{before}{REPORT}"
-    out, err = forked(code, environment(**{**cache, **settings}))
+    out, err = forked(code, environment(**{**cache, **settings}), cwd=folder / "empty")
+    assert not list((folder / "empty").iterdir())  # the working directory, and that for temporary files
     got_reason, got_todo, warned, digest = json.loads(out.splitlines()[-1])
     assert reason.format(tmp=folder) in got_reason and todo in got_todo, (got_reason, got_todo)
     assert len(warned) == (case in WARN) and "Warning" not in err
