@@ -156,6 +156,7 @@ print(json.dumps([backend.reason, backend.todo, [str(w.message) for w in caught]
 """
 FAULTS = 'seq -f "fault %g" 1 40; exit 1'
 FAILING = f'for a in "$@"; do [ "$a" = -c ] && {{ {FAULTS}; }}; done; exec c++ "$@"'
+NO_HOME = {"HOME": "/proc/self/nowhere", "SINPE_EXT_CACHE_DIR": "", "XDG_CACHE_HOME": "", "TMPDIR": "{tmp}/empty"}
 NO_NINJA = "from torch.utils import cpp_extension; cpp_extension.is_ninja_available = lambda: False\n"
 
 
@@ -170,22 +171,10 @@ MISSING: dict[str, tuple[str, dict[str, str], str, str, str]] = {
     "no CXX": ("cpu", {"CXX": "/nonexistent/c++"}, "", "no C++ compiler was found (CXX=/nonexistent/c++)", "install"),
     "JIT off": ("cpu", {"SINPE_EXT_JIT": "0"}, "", "(SINPE_EXT_JIT=0)", "reinstall with a C++ compiler"),
     "no ninja": ("cpu", {}, NO_NINJA, "pip install ninja", ""),
-    "old torch": (
-        "cpu",
-        {},
-        torch_is("2.10.1+cpu"),
-        "torch 2.10.1+cpu is older than 2.11",
-        'pip install "torch>=2.11"',
-    ),
+    "old torch": ("cpu", {}, torch_is("2.10.1+cpu"), "torch 2.10.1+cpu is older than 2.11", '"torch>=2.11"'),
     "unwritable cache": ("cpu", {"SINPE_EXT_CACHE_DIR": "{tmp}/file/c"}, "", "{tmp}/file/c", "SINPE_EXT_CACHE_DIR"),
     "open cache": ("cpu", {"SINPE_EXT_CACHE_DIR": "{tmp}/open"}, "", "every user may write", "SINPE_EXT_CACHE_DIR"),
-    "no home": (
-        "cpu",
-        {"HOME": "/proc/self/nowhere", "SINPE_EXT_CACHE_DIR": "", "XDG_CACHE_HOME": "", "TMPDIR": "{tmp}/empty"},
-        "",
-        "/proc/self/nowhere/.cache/sinpe_ext cannot be used",
-        "SINPE_EXT_CACHE_DIR",
-    ),
+    "no home": ("cpu", NO_HOME, "", "/proc/self/nowhere/.cache/sinpe_ext cannot be used", "SINPE_EXT_CACHE_DIR"),
     "failing compiler": ("cpu", {"CXX": "{tmp}/failing"}, "", "the build failed", "SINPE_EXT_JIT=0"),
     "broken compiler": ("cpu", {"CXX": "{tmp}/broken"}, "", "licence expired", "SINPE_EXT_JIT=0"),
     "CPU torch": ("cuda", {}, torch_is("2.13.0+cpu", cuda=None), "torch 2.13.0+cpu is a CPU build", "a CUDA build"),
@@ -193,13 +182,7 @@ MISSING: dict[str, tuple[str, dict[str, str], str, str, str]] = {
     "no device": ("cuda", {"TORCH_CUDA_ARCH_LIST": " ; ,"}, cuda_torch(), "no CUDA device is visible", "ARCH_LIST"),
     "CUDA JIT off": ("cuda", {"SINPE_EXT_JIT": "0"}, cuda_torch(), "(SINPE_EXT_JIT=0)", "reinstall with nvcc"),
     "other nvcc": ("cuda", {}, cuda_torch("13.0"), "of CUDA 12.8.61, and torch is built for CUDA 13.0", "toolkit 13.x"),
-    "no nvcc": (
-        "cuda",
-        {"CUDA_HOME": "/none"},
-        cuda_torch(),
-        "nvcc was not found (looked in CUDA_HOME=",
-        "toolkit 12.x",
-    ),
+    "no nvcc": ("cuda", {"CUDA_HOME": "/none"}, cuda_torch(), "was not found (looked in CUDA_HOME=", "toolkit 12.x"),
     "bad list": ("cuda", {"TORCH_CUDA_ARCH_LIST": "sm_80"}, cuda_torch(), "Unknown CUDA arch (sm_80)", "SINPE_EXT_JIT"),
     "failing nvcc": ("cuda", {"CXX": "{tmp}/quick"}, cuda_torch(), "the build failed", "SINPE_EXT_JIT=0"),
 }

@@ -52,24 +52,6 @@ def test_digits() -> None:
     assert right["mae2d"] > 60 and right["mae2d"] > right["none"] + 10  # by chance: 10
 
 
-def test_digits_without_encoding_is_invariant_to_patch_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kinds differ only in the encoding: same initial weights; only "none" ignores the order of patches."""
-    example = load("digits_vit", monkeypatch)
-    picture = torch.rand(1, 1, 8, 8)
-    turned = picture.roll(4, 2)  # whole patches are permuted
-    models = {}
-    for kind in example.KINDS:
-        torch.manual_seed(0)
-        models[kind] = example.VisionTransformer(kind, 2).eval()
-        moved = (models[kind](picture) - models[kind](turned)).abs().max()
-        assert (moved < 1e-5) == (kind == "none"), kind
-    shared = models["none"].state_dict()
-    for kind in ("mae2d", "learned"):
-        state = models[kind].state_dict()
-        assert set(state) - set(shared) == ({"learned"} if kind == "learned" else set())
-        assert all(torch.equal(state[name], value) for name, value in shared.items())
-
-
 @pytest.mark.processes
 def test_diffusion(monkeypatch: pytest.MonkeyPatch) -> None:
     example = load("diffusion_toy", monkeypatch)
@@ -104,27 +86,6 @@ def test_aoti_package(tmp_path: Path) -> None:
 
     section = pages.text_of("examples/README.md").partition("\n## aoti_package.py\n")[2].partition("\n## ")[0]
     assert without_numbers(printed) in [without_numbers(block.code) for block in pages.blocks(section, "")], printed
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    "name, arguments",
-    [
-        ("digits_vit", ["--patch", "4", "--epochs", "1", "--seeds", "3"]),
-        ("diffusion_toy", ["--steps", "3", "--samples", "50", "--seeds", "3"]),
-    ],
-)
-def test_result_is_determined_by_the_seed(name, arguments, monkeypatch, capsys) -> None:
-    if name == "digits_vit":
-        pytest.importorskip("sklearn", reason="pip install scikit-learn")
-    example = load(name, monkeypatch)
-    monkeypatch.setattr(sys, "argv", [name, *arguments])
-    printed = []
-    for _ in range(2):
-        torch.rand(3)  # earlier random numbers have no influence
-        example.main()
-        printed.append(re.sub(r"in \d+ s", "in a time", capsys.readouterr().out))
-    assert printed[0] == printed[1] and "seed 3" in printed[0]
 
 
 def test_first_ten_lines(capsys: pytest.CaptureFixture[str]) -> None:
