@@ -40,18 +40,12 @@ def test_help_and_version(capsys: Capture) -> None:
     assert status(["--version"]) == 0 and capsys.readouterr().out == f"sinpe_ext {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("dim=3", 3),
-        ("base=1e4", 1e4),
-        ("odd=pad", "pad"),
-        ("frequencies=1,0.5", (1.0, 0.5)),
-        ("exponent_dim=None", None),
-    ],
-)
-def test_set(setting: str, value: object) -> None:
-    assert field(setting) == (setting.partition("=")[0], value)
+def test_set() -> None:
+    settings = ("dim=3", "base=1e4", "odd=pad", "frequencies=1,0.5", "exponent_dim=None")
+    values = (3, 1e4, "pad", (1.0, 0.5), None)
+    assert [field(setting) for setting in settings] == [
+        (setting.partition("=")[0], value) for setting, value in zip(settings, values, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(

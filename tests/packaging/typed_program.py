@@ -19,7 +19,7 @@ from sinpe_ext import positions as places
 
 def tables() -> list[Tensor]:
     encoding = assert_type(sinpe.convention("t2t", 8, base=500.0, start=1), Encoding)
-    wider = assert_type(encoding.replace(dim=16), Encoding)
+    assert_type(encoding.replace(dim=16), Encoding)
     grid = assert_type(sinpe.convention("mae2d", 8), GridEncoding)
     assert_type(encoding.timescales(), tuple[float, ...])
     for name in sinpe.conventions():  # the convention is known at run time only
@@ -27,27 +27,20 @@ def tables() -> list[Tensor]:
         sinpe.table((2,) * either.ndim if isinstance(either, GridEncoding) else 2, either)
     assert_type(grid.interpolated((4, 4), base_size=2), GridEncoding)
     assert_type(sinpe.conventions(), dict[str, str])
-    return [
-        assert_type(sinpe.table(4, 8), Tensor),
-        sinpe.table(4, encoding, start=-3, dtype=torch.bfloat16, device="cpu"),
-        sinpe.table(4, Encoding(8, cos_frequency="own"), out=torch.empty(4, 8)),
-        sinpe.table((2, 3), grid, flatten=False),
-        assert_type(sinpe.encode(torch.arange(4), wider), Tensor),
-        sinpe.encode(torch.rand(5, 3), sinpe.convention("nerf", 60, axes=3), dtype=torch.float64),
-    ]
+    points = sinpe.encode(torch.rand(5, 3), sinpe.convention("nerf", 60, axes=3), dtype=torch.float64)
+    rows = sinpe.table(4, encoding, start=-3, dtype=torch.bfloat16, device="cpu")
+    out = sinpe.table(4, Encoding(8, cos_frequency="own"), out=torch.empty(4, 8))
+    return assert_type([sinpe.table((2, 3), grid, flatten=False), points, rows, out], list[Tensor])
 
 
 def sums(x: Tensor, generator: torch.Generator) -> list[Tensor]:
     alpha = torch.ones(1, requires_grad=True)
     mask = torch.zeros(x.shape[:2], dtype=torch.bool)
-    return [
-        assert_type(sinpe.add(x), Tensor),
-        sinpe.add(x, "t2t", start=2, scale=8**0.5, alpha=alpha, dropout=0.1, seed=3),
-        sinpe.add(x, 8, positions=torch.arange(x.size(1)), seed=generator, padding_mask=mask),
-        sinpe.add(x.view(2, 2, 3, 8), "mae2d", start=(1, 2)),
-        assert_type(sinpe.add_(x.clone(), seq_dim=1), Tensor),
-        assert_type(sinpe.embed(torch.zeros(2, 3, dtype=torch.long), torch.rand(5, 8), padding_idx=0), Tensor),
-    ]
+    two = sinpe.add(x, "t2t", start=2, scale=8**0.5, alpha=alpha, dropout=0.1, seed=3)
+    three = sinpe.add(x, 8, positions=torch.arange(x.size(1)), seed=generator, padding_mask=mask)
+    grid = sinpe.add(x.view(2, 2, 3, 8), "mae2d", start=(1, 2))
+    rows = sinpe.embed(torch.zeros(2, 3, dtype=torch.long), torch.rand(5, 8), padding_idx=0)
+    return assert_type([sinpe.add(x), two, three, grid, rows, sinpe.add_(x.clone(), seq_dim=1)], list[Tensor])
 
 
 class Model(nn.Module):
@@ -65,14 +58,9 @@ class Model(nn.Module):
 
 def counted(ids: Tensor) -> list[Tensor]:
     where, mask = assert_type(places.from_padding_idx(ids, 0), tuple[Tensor, Tensor])
-    return [
-        where,
-        assert_type(sinpe.positions.from_padding_mask(mask), Tensor),
-        assert_type(sinpe.positions.packed(torch.tensor([0, 2, 5])), Tensor),
-        assert_type(sinpe.positions.relative(4), Tensor),
-        assert_type(sinpe.positions.grid((2, 3)), Tensor),
-        assert_type(sinpe.positions.from_mask_2d(torch.zeros(1, 2, 3, dtype=torch.bool)), Tensor),
-    ]
+    made = [places.from_padding_mask(mask), places.packed(torch.tensor([0, 2, 5])), places.relative(4)]
+    made += [places.grid((2, 3)), places.from_mask_2d(torch.zeros(1, 2, 3, dtype=torch.bool))]
+    return assert_type([where, *made], list[Tensor])
 
 
 def others(model: nn.Module) -> tuple[object, ...]:
