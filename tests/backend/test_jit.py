@@ -22,8 +22,6 @@ import sinpe_ext
 from sinpe_ext.backend import jit, sources
 from sinpe_ext.backend.sources import BuildUnavailable
 
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-
 # the cache folder
 
 
@@ -335,7 +333,6 @@ def meet(step, action):
 
 @pytest.mark.builds
 @needs_compiler
-@needs_fork
 @pytest.mark.bad_input(26, "compiled", "eager")
 def test_killed_or_cache_removed_at_any_step(env: dict[str, str]) -> None:
     """The next process builds. With the cache removed: compiled, or eager with a reason, without exception."""
@@ -369,7 +366,6 @@ assert child(lambda: (right(), remove(), right())) == 0
 
 @pytest.mark.builds
 @needs_compiler
-@needs_fork
 def test_killed_build_does_not_disturb_the_next(built: dict[str, str], tmp_path: Path) -> None:
     hold, cache = tmp_path / "hold", tmp_path / "cache"
     hold.write_text("")
@@ -395,7 +391,6 @@ def test_killed_build_does_not_disturb_the_next(built: dict[str, str], tmp_path:
 
 @pytest.mark.builds
 @needs_compiler
-@needs_fork
 def test_ctrl_c_ends_a_compiler_that_hangs(env: dict[str, str], tmp_path: Path) -> None:
     """The compiler has no time limit. Other processes wait for SINPE_EXT_LOCK_TIMEOUT and use eager."""
     compiler = write_script(
@@ -432,7 +427,6 @@ def mounted(command: str) -> list[str]:
 
 
 @needs_compiler
-@needs_fork
 @pytest.mark.bad_input(26, "compiled", "eager")
 def test_read_only_cache_is_used_and_does_not_raise(env: dict[str, str], tmp_path: Path) -> None:
     if (
