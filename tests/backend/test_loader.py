@@ -182,6 +182,7 @@ MISSING: dict[str, tuple[str, dict[str, str], str, str, str]] = {
     "no device": ("cuda", {"TORCH_CUDA_ARCH_LIST": " ; ,"}, cuda_torch(), "no CUDA device is visible", "ARCH_LIST"),
     "CUDA JIT off": ("cuda", {"SINPE_EXT_JIT": "0"}, cuda_torch(), "(SINPE_EXT_JIT=0)", "reinstall with nvcc"),
     "other nvcc": ("cuda", {}, cuda_torch("13.0"), "of CUDA 12.8.61, and torch is built for CUDA 13.0", "toolkit 13.x"),
+    "newer nvcc": ("cuda", {}, cuda_torch("11.8"), "of CUDA 12.8.61, and torch is built for CUDA 11.8", "toolkit 11.x"),
     "no nvcc": ("cuda", {"CUDA_HOME": "/none"}, cuda_torch(), "was not found (looked in CUDA_HOME=", "toolkit 12.x"),
     "bad list": ("cuda", {"TORCH_CUDA_ARCH_LIST": "sm_80"}, cuda_torch(), "Unknown CUDA arch (sm_80)", "SINPE_EXT_JIT"),
     "failing nvcc": ("cuda", {"CXX": "{tmp}/quick"}, cuda_torch(), "the build failed", "SINPE_EXT_JIT=0"),
@@ -302,6 +303,8 @@ from sinpe_ext.backend import loader
 info = sinpe_ext.backend_info()
 assert info.torch is None and info.device("cpu").backend == "none" and "torch" in info.device("cpu").reason
 assert not loader.compiled("cpu")
+with loader.use_backend("eager"):
+    assert sinpe_ext.backend_info().device("cpu").backend == "none"
 loader._backends.clear()
 del sys.modules["torch"]
 import torch, numpy

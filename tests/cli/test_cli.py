@@ -134,6 +134,8 @@ def test_export(tmp_path: Path, capsys: Capture) -> None:
     assert cli.main([*options, "-o", "-"]) == 0 and capsys.readouterr().out == text
     for name in sinpe.conventions():
         export_header(sinpe.Encoding(6), f"{name}512")
+    half = export_header(sinpe.Encoding(2, frequencies=(0.5,), unit="turn"), "half")
+    assert "(-9223372036854775807 - 1)" in half and "-9223372036854775808" not in half  # no literal of C
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         pytest.skip("no C compiler to compile the header")
@@ -143,7 +145,7 @@ def test_export(tmp_path: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "1x", "a b", "a-b", "a\n", "é6", "ｐａｐｅｒ", "a$", "*/", "_a", "a.b"], ids=ascii
+    "name", ["", "1x", "a b", "a-b", "a\n", "é6", "ｐａｐｅｒ", "aé", "a$", "*/", "_a", "a.b"], ids=ascii
 )
 def test_names_that_are_no_identifiers_are_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="name: expected a C identifier, got .*; pass letters"):

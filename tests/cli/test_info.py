@@ -63,7 +63,7 @@ def test_conclusion_and_steps(cpu, cuda, seen, setting, conclusion, steps, monke
     else:
         shown = f"cpu: {cpu.backend} ({cpu.reason})\n"
         shown += f"    library: {cpu.library}\n" if cpu is CPU else f"    to get the compiled backend: {cpu.todo}\n"
-        assert shown in text
+        assert shown in text and "unused" not in text
         assert ("built by g++ 13 and nvcc 13.0.1 for torch 2.13.0, architectures 8.0 9.0\n" in text) == (cuda is CUDA)
 
 
