@@ -113,6 +113,7 @@ def test_encode_at_the_ends_of_int64(front: str) -> None:
 
 
 SHARED = np.lib.stride_tricks.as_strided(np.zeros(99, "f4"), (3, 8), (28, 4))  # rows that overlap by one element
+SHARED_3D = np.lib.stride_tricks.as_strided(np.zeros(99, "f4"), (3, 2, 12), (92, 48, 4))
 FLOAT16 = np.empty((3, 8), "f2")
 BAD = [
     (lambda: sinpe.table(-1, 8), ValueError, "length: expected an int in 0"),
@@ -134,6 +135,11 @@ BAD = [
     (lambda: sinpe.table(3, 8, out=FLOAT16), TypeError, "out: expected float32, got float16"),
     (lambda: sinpe.table((2, 2), GRID, out=FLOAT16), ValueError, "out: expected shape"),
     (lambda: sinpe.table(3, 8, out=np.broadcast_to(np.float32(0), (3, 8))), ValueError, "out: expected a writeable"),
+    (
+        lambda: sinpe.table((3, 2), GRID, out=SHARED_3D),
+        ValueError,
+        "out: expected one memory location for each element",
+    ),
     (lambda: sinpe.table(3, 8, out=SHARED), ValueError, "out: expected one memory location for each element"),
     (lambda: sinpe.encode(True, 8), TypeError, "positions: expected integers or float32/float64, got bool"),
     (lambda: sinpe.encode([1j], 8), TypeError, "positions: expected integers .* got complex128"),
