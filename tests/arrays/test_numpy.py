@@ -14,16 +14,10 @@ import sinpe_ext.numpy as sinpe
 from sinpe_ext import reference
 from sinpe_ext.backend import loader
 from sinpe_ext.encodings.plan import plan
-from sinpe_ext.numpy import Encoding, convention, conventions
+from sinpe_ext.numpy import Encoding, GridEncoding, convention
 
 INT64_MAX = 2**63 - 1
-ENCODINGS = [
-    Encoding(64),
-    convention("t2t", 33),
-    convention("fairseq", 16),
-    convention("own_index", 24),
-    Encoding(7, amplitude=-0.3, layout="cos_sin", start=-4),
-]
+GRID = GridEncoding((Encoding(4, start=2), Encoding(6, base=100)), dim=12)
 
 
 @pytest.fixture(params=["compiled", "eager"])
@@ -35,31 +29,55 @@ def front(request: pytest.FixtureRequest) -> Iterator[str]:
             pytest.fail(f"no _core: {reason}")
         pytest.skip(f"no _core: {reason}")
     with loader.use_backend("eager" if request.param == "eager" else "auto"):
+        assert (sinpe._core() is None) == (request.param == "eager")
         yield request.param
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, "float32"])
-@pytest.mark.parametrize("encoding", ENCODINGS, ids=repr)
-def test_table_is_encode_at_its_positions(front: str, encoding: Encoding, dtype) -> None:
-    got = sinpe.table(50, encoding, start=7, dtype=dtype)
+@pytest.mark.parametrize(
+    "encoding",
+    [Encoding(64), convention("t2t", 33), convention("own_index", 24), Encoding(7, amplitude=-0.3, start=-4)],
+    ids=repr,
+)
+def test_table_is_encode_at_its_positions(front: str, encoding: Encoding) -> None:
     positions = encoding.start + 7 + np.arange(50)
-    assert got.shape == (50, encoding.dim) and got.dtype == np.dtype(dtype)
-    assert np.array_equal(got, sinpe.encode(positions, encoding, dtype=dtype))
-    if got.dtype != np.float64:  # float64: within 1 ULP
-        want = reference.encode(plan(encoding), positions, np.dtype(np.float32), np).astype(dtype)
-        assert got.tobytes() == want.tobytes()
-    angles = positions[:, None] * np.array(encoding.frequencies_radians())
-    if encoding.dim == 64:
-        assert np.allclose(got[:, 0::2], np.sin(angles), atol=1e-3)
-        assert np.allclose(got[:, 1::2], np.cos(angles), atol=1e-3)
+    for dtype in (np.float32, np.float64, np.float16, "float32"):
+        got = sinpe.table(50, encoding, start=7, dtype=dtype)
+        assert got.shape == (50, encoding.dim) and got.dtype == np.dtype(dtype)
+        assert np.array_equal(got, sinpe.encode(positions, encoding, dtype=dtype))
+        if got.dtype != np.float64:  # float64: within 1 ULP
+            want = reference.encode(plan(encoding), positions, np.dtype(np.float32), np).astype(dtype)
+            assert got.tobytes() == want.tobytes()
+        if encoding == Encoding(64):
+            angles = positions[:, None] / 10000.0 ** (np.arange(32) / 32)
+            want = np.stack([np.sin(angles), np.cos(angles)], -1).reshape(50, 64)
+            assert np.allclose(got, want, rtol=0, atol=np.finfo(got.dtype).eps + 1e-12)
+
+
+def test_grid_by_formula(front: str) -> None:
+    """Channels without an encoding are 0. The start of an axis is added to its encoding's, but to no positions."""
+
+    def rows(p: int, dim: int, base: float) -> np.ndarray:
+        angles = p / base ** (np.arange(dim // 2) * 2 / dim)
+        return np.stack([np.sin(angles), np.cos(angles)], -1).ravel()
+
+    def want(y: int, x: int) -> np.ndarray:
+        return np.concatenate([rows(y, 4, 10000.0), rows(x, 6, 100.0), [0, 0]])
+
+    for dtype in ("float64", "float32"):
+        got = sinpe.table((3, 2), GRID, start=(1, -5), dtype=dtype)
+        assert got.shape == (3, 2, 12) and got.dtype == dtype
+        assert np.allclose(got, [[want(y, x) for x in (-5, -4)] for y in (3, 4, 5)], rtol=0, atol=1e-7)
+        out = np.full((3, 2, 24), np.nan, dtype)[:, :, ::2]
+        assert sinpe.table((3, 2), GRID, start=(1, -5), dtype=dtype, out=out) is out and np.array_equal(out, got)
+        encoded = sinpe.encode(np.array([[[3, -5], [5, -4]]]), GRID, dtype=dtype)
+        assert encoded.dtype == dtype and np.array_equal(encoded, [[got[0, 0], got[2, 1]]])
 
 
 def test_table_writes_into_out(front: str) -> None:
-    want = sinpe.table(9, 6)
+    want = sinpe.table(9, dim=6)
     for out in (np.full((9, 6), np.nan, np.float32), np.full((9, 12), np.nan, np.float32)[:, ::2]):
-        assert sinpe.table(9, 6, out=out) is out
-        assert np.array_equal(out, want)
-    assert sinpe.table(0, 6).shape == (0, 6)
+        assert sinpe.table(9, 6, out=out) is out and np.array_equal(out, want)
+    assert sinpe.table(0, 6, out=np.empty((0, 6), np.float32)).shape == (0, 6)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +87,8 @@ def test_table_writes_into_out(front: str) -> None:
         (True + 2, 3),
         (3.0, 3),
         (np.int8(3), 3),
-        (np.array([3, 5], np.uint8), [3, 5]),
         (np.array([[3], [5]], np.uint64), [[3], [5]]),
+        (np.array([INT64_MAX], np.uint64), [INT64_MAX]),
         (np.array([3, 5], ">i4"), [3, 5]),
         (np.array([3.5, 5], ">f4"), [3.5, 5]),
         (np.arange(12).reshape(3, 4).T[::2], np.arange(12).reshape(3, 4).T[::2].copy()),
@@ -80,6 +98,7 @@ def test_table_writes_into_out(front: str) -> None:
     ids=str,
 )
 def test_encode_takes_positions_of_any_shape_and_width(front: str, positions, same) -> None:
+    """encoding.start is not added."""
     got = sinpe.encode(positions, Encoding(8, start=9))
     assert got.shape == (*np.shape(positions), 8)
     assert np.array_equal(got, sinpe.encode(np.asarray(same), 8))
@@ -93,34 +112,46 @@ def test_encode_at_the_ends_of_int64(front: str) -> None:
     assert np.isnan(got[[0, 2], :4]).all() and (got[:, 4] == 0).all() and (got[1] == [0, 0, 1, 1, 0]).all()
 
 
+SHARED = np.lib.stride_tricks.as_strided(np.zeros(99, "f4"), (3, 8), (28, 4))  # rows that overlap by one element
+SHARED_3D = np.lib.stride_tricks.as_strided(np.zeros(99, "f4"), (3, 2, 12), (92, 48, 4))
+FLOAT16 = np.empty((3, 8), "f2")
 BAD = [
     (lambda: sinpe.table(-1, 8), ValueError, "length: expected an int in 0"),
     (lambda: sinpe.table(2.5, 8), TypeError, "length: expected int, got float"),
     (lambda: sinpe.table(3, 8, start=1.0), TypeError, "start: expected int, got float"),
-    (lambda: sinpe.table(3, 8, start=2**63), ValueError, "start: expected an int in"),
     (lambda: sinpe.table(3, 8, start=INT64_MAX - 1), ValueError, "start: expected every position"),
     (lambda: sinpe.table(0, Encoding(8, start=1), start=INT64_MAX), ValueError, "start: expected every position"),
+    (lambda: sinpe.table(2**60, 8), ValueError, "^length: "),
+    (lambda: sinpe.table((2**31, 2**31), GRID), ValueError, "^length: "),
+    (lambda: sinpe.encode(np.broadcast_to(np.float32(0), (2**59,)), 8), ValueError, "^positions: "),
     (lambda: sinpe.table(3, "t2t"), TypeError, r'encoding: .*no dim.*convention\("t2t", dim\)'),
     (lambda: sinpe.table(3, None), TypeError, "dim: expected the number of channels with encoding=None"),
-    (lambda: sinpe.table(3, True), TypeError, "encoding: expected an Encoding"),
-    (lambda: sinpe.table(3, 0), ValueError, "dim: expected an int in 1"),
+    (lambda: sinpe.table(3, 8, dim=8), (TypeError, ValueError), "^dim: "),
     (lambda: sinpe.table(3, Encoding(8, angle="float32_exp")), ValueError, 'encoding: expected angle="exact"'),
     (lambda: sinpe.table(3, 8, dtype="bfloat16"), TypeError, "dtype: expected float32.*bfloat16.*sinpe_ext.table"),
     (lambda: sinpe.table(3, 8, dtype=np.int64), TypeError, "dtype: expected float32, float64 or float16, got int64"),
     (lambda: sinpe.table(3, 8, out=[1]), TypeError, "out: expected a numpy.ndarray, got list"),
     (lambda: sinpe.table(3, 8, out=np.empty((8, 3), "f4")), ValueError, r"out: expected shape \(3, 8\), got \(8, 3\)"),
-    (lambda: sinpe.table(3, 8, out=np.empty((3, 8))), TypeError, "out: expected float32, got float64"),
+    (lambda: sinpe.table(3, 8, out=FLOAT16), TypeError, "out: expected float32, got float16"),
+    (lambda: sinpe.table((2, 2), GRID, out=FLOAT16), ValueError, "out: expected shape"),
     (lambda: sinpe.table(3, 8, out=np.broadcast_to(np.float32(0), (3, 8))), ValueError, "out: expected a writeable"),
+    (
+        lambda: sinpe.table((3, 2), GRID, out=SHARED_3D),
+        ValueError,
+        "out: expected one memory location for each element",
+    ),
+    (lambda: sinpe.table(3, 8, out=SHARED), ValueError, "out: expected one memory location for each element"),
     (lambda: sinpe.encode(True, 8), TypeError, "positions: expected integers or float32/float64, got bool"),
     (lambda: sinpe.encode([1j], 8), TypeError, "positions: expected integers .* got complex128"),
     (lambda: sinpe.encode([2**70], 8), TypeError, "positions: expected integers .* got object"),
-    (lambda: sinpe.encode("3", 8), TypeError, "positions: expected integers .* got <U1"),
     (lambda: sinpe.encode(np.float16(3), 8), TypeError, "positions: .*float16 cannot hold integers above 2048"),
     (lambda: sinpe.encode(np.array([2**63], np.uint64), 8), ValueError, "positions: expected values within int64"),
+    (lambda: sinpe.encode(np.zeros((2, 3)), GRID), ValueError, "positions: expected 2 coordinates"),
+    (lambda: sinpe.encode(3.0, GRID), ValueError, "positions: expected 2 coordinates"),
 ]
 
 
-@pytest.mark.parametrize("call, error, message", BAD, ids=[message for _, _, message in BAD])
+@pytest.mark.parametrize("call, error, message", BAD, ids=[f"{k}-{case[2]}" for k, case in enumerate(BAD)])
 def test_bad_arguments(front: str, call, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
@@ -145,7 +176,3 @@ def test_torch_is_not_imported(setting: str) -> None:
     environment = {"SINPE_EXT_BACKEND": setting, "PYTHONPATH": ":".join(filter(None, sys.path)), "PATH": ""}
     environment |= {name: os.environ[name] for name in ("LD_PRELOAD", "ASAN_OPTIONS") if name in os.environ}
     execute([sys.executable, "-c", code], env=environment)
-
-
-def test_conventions_equal_those_of_the_package() -> None:
-    assert "t2t" in conventions() and convention("t2t", 8) == Encoding(8, layout="sin_cos", shift=1, odd="pad")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import tarfile
 from pathlib import Path
 
 import pytest
+from build_support import write_script
 from children import REPOSITORY, execute
 
 from benchmarks.rows import ROWS
@@ -26,6 +26,8 @@ case "$*" in *"-m pytest"*"$FAILS"*) echo "FAILED tests/cuda/$FAILS.py::test_x[a
 case "$*" in *"$FAILS"*) exit 1 ;; esac"""
 # Both tools run the program that follows their own options.
 TOOL = 'echo "$0 $*"; while [ "${1#*python}" = "$1" ]; do shift; done; exec "$@"'
+NO_KERNELS = "echo '==WARNING== No kernels were profiled.'"
+CRASHES = 'case "$*" in *pytest*) echo crashed; exit 1 ;; esac'
 
 pytestmark = [
     pytest.mark.processes,
@@ -33,96 +35,57 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """The stand-ins."""
-    (tmp_path / "bin").mkdir()
-    for name, text in {"python": PYTHON, "ncu": TOOL, "compute-sanitizer": TOOL, "nvidia-smi": "echo a card"}.items():
-        path = tmp_path / "bin" / name
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o755)
-    return tmp_path
-
-
-def gpu_check(
-    folder: Path, *steps: str, fails: str = "nothing", alone: str = "nothing", **more: str
-) -> subprocess.CompletedProcess[str]:
+def gpu_check(folder: Path, *steps: str, status: int = 0, tools: dict[str, str] | None = None, **more: str):
+    """The result and the log of each step, and the output."""
+    given = {"python": PYTHON, "ncu": TOOL, "compute-sanitizer": TOOL, "nvidia-smi": "echo a card", **(tools or {})}
+    for name, text in given.items():  # "": the tool is missing
+        if text:
+            write_script(folder / "bin" / name, text)
     settings = {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "PYTHON": str(folder / "bin" / "python")}
-    settings |= {"OUT": str(folder), "FAILS": fails, "PASSES_ALONE": alone, **more}
-    return execute([SCRIPT, *steps], env={**os.environ, **settings}, status=None)
+    settings |= {"OUT": str(folder), "FAILS": "nothing", "PASSES_ALONE": "nothing", **more}
+    done = execute([SCRIPT, *steps], env={**os.environ, **settings}, status=status)
+    out = folder / "gpu_check"
+    lines = (out / "summary.txt").read_text().splitlines() if out.exists() else []
+    results = {name: rest.split(",")[0] for name, rest in (line.split(": ", 1) for line in lines if ": " in line)}
+    return results, {name: (out / f"{name}.log").read_text() for name in results}, done.stdout + done.stderr
 
 
-def results(folder: Path) -> dict[str, str]:
-    """Step -> result."""
-    lines = (folder / "gpu_check" / "summary.txt").read_text().splitlines()
-    return {name: rest.split(",")[0] for name, rest in (line.split(": ", 1) for line in lines if ": " in line)}
-
-
-def logs(folder: Path) -> dict[str, str]:
-    return {name: (folder / "gpu_check" / f"{name}.log").read_text() for name in results(folder)}
-
-
-def test_first_steps(folder: Path) -> None:
-    done = gpu_check(folder, fails="test_cuda_runtime")
-    assert done.returncode == 1, done.stdout + done.stderr
-    outcomes = results(folder)
-    assert " ".join(outcomes) == FIRST
-    assert {name for name, result in outcomes.items() if result != "passed"} == {"tests"}, outcomes
-    with tarfile.open(folder / "gpu_check.tar.gz") as packed:
+def test_first_steps(tmp_path: Path) -> None:
+    results, log, _ = gpu_check(tmp_path, FAILS="test_cuda_runtime", status=1)
+    assert " ".join(results) == FIRST and {name for name in results if results[name] != "passed"} == {"tests"}
+    with tarfile.open(tmp_path / "gpu_check.tar.gz") as packed:
         names = {Path(name).stem for name in packed.getnames()}
     assert names == {"gpu_check", "summary", "pytest", *FIRST.split()}
-    log = logs(folder)
     every, alone = [line for line in log["tests"].splitlines() if "-m pytest" in line]
-    assert every.count("tests/cuda/test_cuda_") == 7 and " -n 8 " in every
-    assert alone.count("tests/cuda/test_cuda_") == 1 and " -n 8 " not in alone
+    assert every.count("tests/cuda/test_cuda_") > 1 == alone.count("tests/cuda/test_cuda_")
     for test in every.split():  # the files exist
         assert not test.startswith("tests/") or (REPOSITORY / test.rstrip(",")).is_file()
-    assert log["profile"].count("python -m benchmarks.one_row cuda_") == 18  # in the tool's command, and run
-    assert set(re.findall(r"benchmarks\.one_row (\w+)", log["profile"])) <= {row.name for row in ROWS}
-    assert "--kernel-name-base demangled -k regex:sinpe -c 3 --section SpeedOfLight " in log["profile"]
+    rows = re.findall(r"python -m benchmarks\.one_row (\w+)", log["profile"])
+    assert len(rows) == 18 and set(rows) <= {row.name for row in ROWS}  # in the tool's command, and run
+    assert "--kernel-name-base demangled -k regex:sinpe" in log["profile"]
     assert "--tool memcheck --kernel-regex kns=sinpe" in log["memcheck"]
     assert "sanitizer_subset.py --count" in log["smoke"]
 
 
-def test_test_that_fails_only_beside_others_passes(folder: Path) -> None:
-    """After an illegal access by another test, for example, every test of that process fails."""
-    done = gpu_check(folder, "tests", fails="test_cuda_runtime", alone="tests/cuda/test_cuda_runtime.py")
-    assert done.returncode == 0 and "== again, alone: tests/cuda/test_cuda_runtime.py" in logs(folder)["tests"]
-
-
-def test_profile_of_no_kernel_fails(folder: Path) -> None:
-    (folder / "bin" / "ncu").write_text("#!/bin/sh\necho '==WARNING== No kernels were profiled.'\n")
-    assert gpu_check(folder, "profile").returncode == 1
-
-
-def test_failure_without_a_named_test_fails(folder: Path) -> None:
-    (folder / "bin" / "python").write_text('#!/bin/sh\ncase "$*" in *pytest*) echo crashed; exit 1 ;; esac\n')
-    assert gpu_check(folder, "tests").returncode == 1
-
-
-def test_more_steps(folder: Path) -> None:
-    done = gpu_check(folder, "more")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " ".join(results(folder)) == MORE
-    log = logs(folder)
+def test_more_steps(tmp_path: Path) -> None:
+    results, log, _ = gpu_check(tmp_path, "more")
+    assert " ".join(results) == MORE
     assert "arithmetic single" in log["single"] and "arithmetic single" in log["benchmark_single"]
-    for tool in ("racecheck", "initcheck", "synccheck"):
-        assert f"--tool {tool}" in log[tool]
-    assert "sanitizer_subset.py --few" in log["initcheck"] and "kns=sinpe" not in log["initcheck"]
+    assert all(f"--tool {tool}" in log[tool] for tool in ("racecheck", "initcheck", "synccheck"))
 
 
-def test_some_steps_and_missing_tools(folder: Path) -> None:
-    for tool in ("ncu", "compute-sanitizer"):
-        (folder / "bin" / tool).unlink()
-    if shutil.which("ncu") or shutil.which("compute-sanitizer"):
-        pytest.skip("the tools are installed")
-    done = gpu_check(folder, "profile", "memcheck")
-    assert done.returncode == 0 and results(folder) == {"profile": "not checked", "memcheck": "not checked"}
-
-
-def test_bad_arguments(folder: Path) -> None:
-    done = gpu_check(folder, "build", "test")
-    assert done.returncode == 2 and f"expected more, or steps out of {FIRST} {MORE}; got test" in done.stderr
-    done = gpu_check(folder, fails="get_device_properties")
-    assert done.returncode == 2 and "no CUDA device that torch can use" in done.stderr
-    assert not (folder / "gpu_check").exists()
+def test_failures_and_what_cannot_be_checked(tmp_path: Path) -> None:
+    """A test passes if it fails beside others only: after an illegal access by another, all of a process fail."""
+    alone = {"FAILS": "test_cuda_runtime", "PASSES_ALONE": "tests/cuda/test_cuda_runtime.py"}
+    _, log, _ = gpu_check(tmp_path / "alone", "tests", **alone)
+    assert "== again, alone: tests/cuda/test_cuda_runtime.py" in log["tests"]
+    gpu_check(tmp_path / "none", "profile", tools={"ncu": NO_KERNELS}, status=1)
+    gpu_check(tmp_path / "crash", "tests", tools={"python": CRASHES}, status=1)
+    if not shutil.which("ncu") and not shutil.which("compute-sanitizer"):
+        missing = {"ncu": "", "compute-sanitizer": ""}
+        results, _, _ = gpu_check(tmp_path / "tools", "profile", "memcheck", tools=missing)
+        assert results == {"profile": "not checked", "memcheck": "not checked"}
+    _, _, said = gpu_check(tmp_path / "names", "build", "test", status=2)
+    assert f"expected more, or steps out of {FIRST} {MORE}; got test" in said
+    results, _, said = gpu_check(tmp_path / "device", FAILS="get_device_properties", status=2)
+    assert "no CUDA device that torch can use" in said and not results

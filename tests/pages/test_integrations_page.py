@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "integrations.md"
+import pages
+
+PAGE = "docs/integrations.md"
 LIBRARIES = ("diffusers",)
 
 
 def blocks(library: str | None) -> list[str]:
     """The blocks that import a library; None: the blocks that import none."""
-    python_blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
-    names = [next((name for name in LIBRARIES if f"from {name} import" in block), None) for block in python_blocks]
-    return [block for block, name in zip(python_blocks, names, strict=True) if name == library]
+    codes = [block.code for block in pages.blocks(pages.text_of(PAGE), "python")]
+    names = [next((name for name in LIBRARIES if f"from {name} import" in code), None) for code in codes]
+    return [code for code, name in zip(codes, names, strict=True) if name == library]
 
 
-def _near(line: str) -> str:
-    """A line without the digits of a difference, which depend on the processor's sine."""
-    return re.sub(r"(differ\w+ (?:by )?)\d\S*", r"\1...", line)
+def near(text: str) -> list[str]:
+    """Lines without the digits of a difference, which depend on the processor's sine."""
+    return re.sub(r"(differ\w+ (?:by )?)\d\S*", r"\1...", text).splitlines()
 
 
 def run(library: str | None, capsys: Any) -> int:
@@ -27,12 +28,9 @@ def run(library: str | None, capsys: Any) -> int:
     names: dict[str, Any] = {}
     for block in blocks(library):
         capsys.readouterr()
-        exec(compile(block, PAGE.name, "exec"), names)
-        said = re.findall(r"^print\(.*\)\n((?:# .*\n)+)", block, re.M)
-        expected = [line.removeprefix("# ") for text in said for line in text.splitlines()]
-        assert expected and [_near(line) for line in capsys.readouterr().out.splitlines()] == [
-            _near(line) for line in expected
-        ]
+        exec(compile(block, PAGE, "exec"), names)
+        said = "".join(re.findall(r"^print\(.*\)\n((?:# .*\n)+)", block, re.M))
+        assert said and near(capsys.readouterr().out) == near(re.sub(r"(?m)^# ", "", said))
     return len(blocks(library))
 
 

@@ -1,4 +1,4 @@
-"""Documentation pages: code blocks, links and anchors, as GitHub renders them."""
+"""Documentation pages: their code blocks, and the files and make targets that they name."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+FOLDERS = "docs", "examples", "benchmarks", "csrc"
 PAGES = tuple(
     path.relative_to(ROOT).as_posix()
-    for path in (
-        *sorted(ROOT.glob("*.md")),
-        *(p for d in ("docs", "examples", "benchmarks", "csrc") for p in sorted((ROOT / d).glob("**/*.md"))),
-    )
+    for path in (*sorted(ROOT.glob("*.md")), *(p for d in FOLDERS for p in sorted((ROOT / d).glob("**/*.md"))))
 )
 FENCE = re.compile(
     r"(?:<!-- *(?P<mark>[^\n]*?) *-->\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)^ *```$", re.S | re.M
 )
-LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 @dataclass(frozen=True)
@@ -46,31 +43,14 @@ def blocks(text: str, *languages: str) -> list[Block]:
     return [block for block in fenced if not languages or block.language in languages]
 
 
-def prose(text: str) -> str:
-    """The page without its fenced blocks."""
-    return FENCE.sub("", text)
-
-
-def links(text: str) -> list[str]:
-    """Targets of links and images, except in code."""
-    return LINK.findall(re.sub(r"`[^`\n]*`(?!\])", "", prose(text)))
-
-
-def missing_paths(text: str) -> list[str]:
-    """Missing files that the code of a page names; * matches any name."""
-    code = [block.code for block in blocks(text)] + re.findall(r"`([^`]+)`", prose(text))
+def missing(text: str) -> list[str]:
+    """Files and make targets that the page names in code, and that do not exist; * matches any name."""
+    targets = set(re.findall(r"^([a-z0-9-]+):", text_of("Makefile"), re.M))
+    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", FENCE.sub("", text))]
+    code = "\n".join([block.code for block in blocks(text)] + spans)
     folders = r"(?<![\w/.~$-])(?:csrc|sinpe_ext|tests|tools|docs|examples|benchmarks|cmake)/[\w./*-]*"
-    named = [path.rstrip(".") for path in re.findall(folders, "\n".join(code))]
+    paths = [path.rstrip(".") for path in re.findall(folders, code)]
     made_up = re.compile(r".*/[A-Z]+\.\w+")  # placeholders such as benchmarks/results/NEW.json
-    return [path for path in named if not made_up.fullmatch(path) and not any(ROOT.glob(path.rstrip("/")))]
-
-
-def missing_targets(text: str) -> list[str]:
-    """`make` targets in the page that the Makefile lacks."""
-    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.M))
-    code = [block.code for block in blocks(text, "", "sh", "console")]
-    code += [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(text))]
-    named = [
-        name for line in "\n".join(code).splitlines() for name in re.findall(r"^(?:\$ )?make ([a-z][a-z0-9-]*)", line)
-    ]
-    return [name for name in named if name not in targets]
+    paths = [path for path in paths if not made_up.fullmatch(path) and not any(ROOT.glob(path.rstrip("/")))]
+    shell = "\n".join([block.code for block in blocks(text, "", "sh", "console")] + spans)
+    return paths + [name for name in re.findall(r"(?m)^(?:\$ )?make ([a-z][a-z0-9-]*)", shell) if name not in targets]

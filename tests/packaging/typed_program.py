@@ -1,13 +1,11 @@
-"""A user program that test_typing.py checks with `mypy --strict` against the installed wheel, and runs.
+"""A user program that test_wheels.py checks with `mypy --strict` against the installed wheel, and runs.
 
-Calls each public function, class and layer once. A comment "error: [code]" marks a line that mypy must reject; those
-lines are not run.
+Uses each public function, class and layer. A comment "error: [code]" marks a line that mypy must reject; those lines
+are not run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,41 +19,28 @@ from sinpe_ext import positions as places
 
 def tables() -> list[Tensor]:
     encoding = assert_type(sinpe.convention("t2t", 8, base=500.0, start=1), Encoding)
-    per_channel = Encoding(8, cos_frequency="own")
-    wider = assert_type(encoding.replace(dim=16), Encoding)
+    assert_type(encoding.replace(dim=16), Encoding)
     grid = assert_type(sinpe.convention("mae2d", 8), GridEncoding)
-    points = assert_type(sinpe.convention("nerf", 60, axes=3), GridEncoding)
     assert_type(encoding.timescales(), tuple[float, ...])
     for name in sinpe.conventions():  # the convention is known at run time only
         either = assert_type(sinpe.convention(name, 48), Encoding | GridEncoding)
         sinpe.table((2,) * either.ndim if isinstance(either, GridEncoding) else 2, either)
     assert_type(grid.interpolated((4, 4), base_size=2), GridEncoding)
     assert_type(sinpe.conventions(), dict[str, str])
-    out = torch.empty(4, 8)
-    return [
-        assert_type(sinpe.table(4, 8), Tensor),
-        sinpe.table(4, encoding, start=-3, dtype=torch.bfloat16, device="cpu"),
-        sinpe.table(4, per_channel, out=out),
-        assert_type(sinpe.table(4096, "t2t", dim=512), Tensor),
-        sinpe.encode(torch.arange(4), "ddpm", dim=320),
-        sinpe.table((2, 3), grid, flatten=False),
-        assert_type(sinpe.encode(torch.arange(4), wider), Tensor),
-        sinpe.encode(torch.tensor([0.5, 9.25]), 8, dtype=torch.float64),
-        sinpe.encode(torch.rand(5, 3), points),
-    ]
+    points = sinpe.encode(torch.rand(5, 3), sinpe.convention("nerf", 60, axes=3), dtype=torch.float64)
+    rows = sinpe.table(4, encoding, start=-3, dtype=torch.bfloat16, device="cpu")
+    out = sinpe.table(4, Encoding(8, cos_frequency="own"), out=torch.empty(4, 8))
+    return assert_type([sinpe.table((2, 3), grid, flatten=False), points, rows, out], list[Tensor])
 
 
 def sums(x: Tensor, generator: torch.Generator) -> list[Tensor]:
     alpha = torch.ones(1, requires_grad=True)
     mask = torch.zeros(x.shape[:2], dtype=torch.bool)
-    return [
-        assert_type(sinpe.add(x), Tensor),
-        sinpe.add(x, "t2t", start=2, scale=8**0.5, alpha=alpha, dropout=0.1, seed=3),
-        sinpe.add(x, 8, positions=torch.arange(x.size(1)), seed=generator, padding_mask=mask),
-        sinpe.add(x.view(2, 2, 3, 8), "mae2d", start=(1, 2)),
-        assert_type(sinpe.add_(x.clone(), seq_dim=1), Tensor),
-        assert_type(sinpe.embed(torch.zeros(2, 3, dtype=torch.long), torch.rand(5, 8), padding_idx=0), Tensor),
-    ]
+    two = sinpe.add(x, "t2t", start=2, scale=8**0.5, alpha=alpha, dropout=0.1, seed=3)
+    three = sinpe.add(x, 8, positions=torch.arange(x.size(1)), seed=generator, padding_mask=mask)
+    grid = sinpe.add(x.view(2, 2, 3, 8), "mae2d", start=(1, 2))
+    rows = sinpe.embed(torch.zeros(2, 3, dtype=torch.long), torch.rand(5, 8), padding_idx=0)
+    return assert_type([sinpe.add(x), two, three, grid, rows, sinpe.add_(x.clone(), seq_dim=1)], list[Tensor])
 
 
 class Model(nn.Module):
@@ -66,41 +51,27 @@ class Model(nn.Module):
         self.time = TimestepEncoding(dim, encoding="adm")
 
     def forward(self, ids: Tensor, t: Tensor) -> Tensor:
-        assert_type(self.front.forward(ids), Tensor)
-        assert_type(self.again.forward(self.front(ids), start=3), Tensor)
+        assert_type(self.again.forward(assert_type(self.front.forward(ids), Tensor), start=3), Tensor)
         y: Tensor = self.again(self.front(ids)) + self.time(t)[:, None]
         return y
 
 
 def counted(ids: Tensor) -> list[Tensor]:
     where, mask = assert_type(places.from_padding_idx(ids, 0), tuple[Tensor, Tensor])
-    return [
-        where,
-        assert_type(sinpe.positions.from_padding_mask(mask), Tensor),
-        assert_type(sinpe.positions.packed(torch.tensor([0, 2, 5])), Tensor),
-        assert_type(sinpe.positions.relative(4), Tensor),
-        assert_type(sinpe.positions.grid((2, 3)), Tensor),
-        assert_type(sinpe.positions.from_mask_2d(torch.zeros(1, 2, 3, dtype=torch.bool)), Tensor),
-    ]
+    made = [places.from_padding_mask(mask), places.packed(torch.tensor([0, 2, 5])), places.relative(4)]
+    made += [places.grid((2, 3)), places.from_mask_2d(torch.zeros(1, 2, 3, dtype=torch.bool))]
+    return assert_type([where, *made], list[Tensor])
 
 
-def identified() -> tuple[str, float]:
+def others(model: nn.Module) -> tuple[object, ...]:
     matches = assert_type(sinpe.identify(sinpe.table(64, sinpe.convention("fairseq", 64))), Matches)
     best = assert_type(matches[0], Match)
-    return best.code, best.max_error
-
-
-def backend() -> str:
     with sinpe.use_backend("eager"):
         info = assert_type(sinpe.backend_info(), sinpe.BackendInfo)
-        lengths: Sequence[Fraction | int] = [info.threads]
-    return info.device("cpu").reason + str(lengths) + assert_type(sinpe.__version__, str)
-
-
-def in_numpy() -> int:
     rows = sinpe.numpy.table(4, 8)
     rows[:] = sinpe.numpy.encode(range(4), 8)
-    return rows.size
+    report = assert_type(sinpe.integrations.swap(model, dry_run=True), sinpe.integrations.Report)
+    return rows.size, best.code, best.max_error, len(report.swapped), info.device("cpu").reason
 
 
 def not_run(mesh: DeviceMesh) -> None:
@@ -111,11 +82,6 @@ def not_run(mesh: DeviceMesh) -> None:
     sinpe.plot.curves(Encoding(8), (5, 6, 50), ax=sinpe.plot.similarity(Encoding(8), 20))
     with sinpe.integrations.standard_operators():
         sinpe.use_backend("auto")
-
-
-def swapped(model: nn.Module) -> int:
-    report = assert_type(sinpe.integrations.swap(model, dry_run=True), sinpe.integrations.Report)
-    return len(report.swapped)
 
 
 if TYPE_CHECKING:
@@ -135,4 +101,4 @@ if __name__ == "__main__":
     x = torch.rand(2, 6, 8)
     count = len(tables()) + len(sums(x, torch.Generator())) + len(counted(torch.tensor([[1, 2, 0]])))
     shape = Model(8)(torch.ones(2, 3, dtype=torch.long), torch.rand(2)).shape
-    print(count, in_numpy(), tuple(shape), *identified(), swapped(Model(8)), backend())
+    print(count, tuple(shape), *others(Model(8)))
