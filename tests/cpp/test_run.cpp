@@ -1,5 +1,5 @@
-// Runs of rows (core/run.h) against exactly resolved samples: rows that a run does not mark as undecided have their
-// bits.
+// Resolved samples (core/sample.h) against the exact entries, and runs of rows (core/run.h) against resolved samples:
+// rows that a run does not mark as undecided have their bits.
 #include "core/run.h"
 
 #include <algorithm>
@@ -61,6 +61,19 @@ void test_any(const Plan& plan, int64_t osc, Position p, Counted* counted) {
   CHECK(open.any() || same(v, resolved_sample<Arithmetic>(plan, osc, p)));
 }
 
+// Resolved samples: in double arithmetic correctly rounded, in single at most the next float, zeros included.
+void test_resolved(const Plan& plan, Position p) {
+  const Sample<float> in_double = resolved_sample<InDouble>(plan, 0, p), in_single = resolved_sample<InSingle>(plan, 0, p);
+  const Sample<float> exact{exact_float(p, plan.frequency(0), 0, plan.amplitude),
+                            exact_float(p, plan.frequency(0), 1, plan.amplitude)};
+  CHECK(same(in_double, exact));
+  const auto is_next = [](float a, float b) {
+    const int64_t apart = int64_t{bit_cast<uint32_t>(a)} - int64_t{bit_cast<uint32_t>(b)};
+    return apart == 0 || (b != 0.0f && std::abs(apart) == 1);
+  };
+  CHECK(is_next(in_single.s, exact.s) && is_next(in_single.c, exact.c));
+}
+
 struct All {
   Counted in_double, in_single, in_full;
   void consecutive(const Plan& plan, int64_t osc, int64_t first, int32_t rows) {
@@ -96,9 +109,12 @@ void test_frequencies() {
       consecutive.consecutive(p.plan, 0, first, k % 2 == 0 ? 32 : static_cast<int32_t>(kAnchorRows));
     }
     for (int k = 0; k < 40; ++k) {
-      any.any(p.plan, 0, integer_position(k == 0 ? 0 : position()));
-      any.any(p.plan, 0,
-              float_position(std::ldexp(random.uniform() - 0.5, static_cast<int>(random.next() % 120) - 60)));
+      const Position whole = integer_position(k == 0 ? 0 : position());
+      const Position part =
+          float_position(std::ldexp(random.uniform() - 0.5, static_cast<int>(random.next() % 120) - 60));
+      for (const Position at : {whole, part}) any.any(p.plan, 0, at);
+      if (k % 4 == 0) test_resolved(p.plan, whole);
+      if (k % 8 == 0) test_resolved(p.plan, part);
     }
   }
   CHECK(consecutive.in_double.samples > 100000 && any.in_double.samples > 10000 && any.in_full.samples > 100000);
@@ -257,6 +273,21 @@ void test_midpoints() {
   CHECK(any.in_double.open > 1000 && consecutive.in_double.open > 1000);
 }
 
+// A double near the midpoint of two floats does not decide which is nearest, on both sides of it; random values are
+// rarely that close.
+void test_undecided() {
+  for (const double v : {1.0, -0.7, 1e-30, 3.0}) {
+    const uint64_t high = static_cast<uint64_t>(bits_of(v)) >> 29 << 29, middle = high | 0x10000000;
+    const uint64_t reach = kUndecidedUlps;
+    for (uint64_t k = 0; k <= reach; ++k) {
+      CHECK(is_undecided(bit_cast<double>(middle + k)) && is_undecided(bit_cast<double>(middle - k)));
+    }
+    for (const uint64_t bits : {middle + reach + 1, middle - reach - 1, high, high | 0x1fffffff}) {
+      CHECK(!is_undecided(bit_cast<double>(bits)));
+    }
+  }
+}
+
 // Reach gives valid bounds for all sizes.
 void test_reach() {
   check::Random random;
@@ -291,6 +322,7 @@ int main(int argc, char** argv) {
   test_ranges();
   test_ranges_of_paper(argc > 1 ? std::atoll(argv[1]) : 100);
   test_midpoints();
+  test_undecided();
   test_reach();
   return check::finish("test_run");
 }
