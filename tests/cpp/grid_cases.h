@@ -2,8 +2,8 @@
 // access, so that AddressSanitizer detects any access beyond; results are initialized to NaN.
 #pragma once
 
-#include "core/grid.h"
 #include "cases.h"
+#include "core/grid.h"
 
 namespace cases {
 

@@ -20,7 +20,8 @@ void vary_device(int number) {
 }
 
 // Shapes for several threads per call, a batch of single rows, several anchors, and rows in several pieces.
-const std::vector<int64_t> kShapes[] = {{2000, 1, 64}, {3000, 64}, {5, 70, 512}, {1, 9, 2101}, {300, 150}, {1, 4, 41, 32}};
+const std::vector<int64_t> kShapes[] = {{2000, 1, 64}, {3000, 64}, {5, 70, 512},
+                                        {1, 9, 2101},  {300, 150}, {1, 4, 41, 32}};
 
 template <class T>
 void test_add_dropout_embed() {
@@ -107,9 +108,10 @@ void test_rows() {
     }
     if (!uses_cuda) continue;
     if constexpr (kHasCuda) {
-      CHECK((is_table ? sinpe::cuda::table(on_device(c.plan), c.a.start, count, dtype_of<T>(), got.data(), stride, nullptr)
-                      : sinpe::cuda::encode(on_device(c.plan), c.a.positions, type, count, dtype_of<T>(), got.data(),
-                                            stride, nullptr)) == SINPE_OK);
+      CHECK((is_table
+                 ? sinpe::cuda::table(on_device(c.plan), c.a.start, count, dtype_of<T>(), got.data(), stride, nullptr)
+                 : sinpe::cuda::encode(on_device(c.plan), c.a.positions, type, count, dtype_of<T>(), got.data(), stride,
+                                       nullptr)) == SINPE_OK);
       compare("rows on CUDA", number, got.storage, want.storage, 2.0 * std::fabs(c.plan.plan.amplitude));
     }
   }
@@ -165,7 +167,8 @@ void test_gradients() {
 // Compares the CPU with the loops, and the CUDA kernels with the CPU. b has all fields but `out`.
 template <class T>
 void compare_embed_backward(sinpe_embed_backward_arguments b, int64_t number, const int64_t* seed) {
-  std::vector<T> want(static_cast<size_t>(b.num_embeddings * b.sizes[b.rank - 1]), rounded<T>(std::nanf(""))), got = want;
+  std::vector<T> want(static_cast<size_t>(b.num_embeddings * b.sizes[b.rank - 1]), rounded<T>(std::nanf(""))),
+      got = want;
   b.out = want.data();
   CHECK(sinpe_embed_backward(&b) == SINPE_OK);
   if (!only_cuda) compare("embed_backward", number, want, expected_sums<T>(b));
@@ -255,8 +258,8 @@ void test_cancellation() {
       positions.push_back(static_cast<Position>(below(random, reach)) / (kWhole ? 1 : 8));
     }
     std::vector<float> rows(static_cast<size_t>(kRows * dim)), on_cpu = rows;
-    CHECK(sinpe::cuda::encode(on_device(plan), positions.data(), type, kRows, SINPE_FLOAT32, rows.data(), dim, nullptr) ==
-          SINPE_OK);
+    CHECK(sinpe::cuda::encode(on_device(plan), positions.data(), type, kRows, SINPE_FLOAT32, rows.data(), dim,
+                              nullptr) == SINPE_OK);
     CHECK(sinpe_encode(plan.words.data(), static_cast<int64_t>(plan.words.size()), positions.data(), type, kRows,
                        SINPE_FLOAT32, on_cpu.data(), dim) == SINPE_OK);
     compare("encode", number, rows, on_cpu, 2.0);
@@ -287,7 +290,8 @@ void test_cancellation() {
 // The order of sums for numbers of terms at the edges of levels, on both; and the number of levels.
 void test_tree_sum() {
   check::Random random;
-  for (const int64_t n : {0, 1, 2, 63, 64, 65, 128, 4095, 4096, 4097, 262143, 64 * 4096, 64 * 4096 + 1, 4096 * 4096 + 1}) {
+  for (const int64_t n :
+       {0, 1, 2, 63, 64, 65, 128, 4095, 4096, 4097, 262143, 64 * 4096, 64 * 4096 + 1, 4096 * 4096 + 1}) {
     std::vector<double> terms;
     for (int64_t k = 0; k < n; ++k) terms.push_back(random.uniform() - 0.5);
     const double want = summed_in_tree(terms);

@@ -81,9 +81,9 @@ void test_changed_words() {
   check::Random random;
   int64_t taken = 0, refused = 0;
   for (int number = 0; number < 40 / kFewer; ++number) {
-    GridCase<T> c(random, number == 0 ? make_grid(false, std::vector<int64_t>(8, 2), 64,
-                                                  std::vector<TestGroup>(64, {7, 0, 1, 1}))
-                                      : random_grid(random));
+    GridCase<T> c(
+        random, number == 0 ? make_grid(false, std::vector<int64_t>(8, 2), 64, std::vector<TestGroup>(64, {7, 0, 1, 1}))
+                            : random_grid(random));
     const TestGrid right = c.grid;
     c.a.dropout.drop_threshold = 0;
     const bool calls = number % 3 == 0 && c.grid.dim * c.grid.places < 700;
@@ -172,7 +172,8 @@ void test_invalid_arguments() {
       const auto call = [&](const void* of, int64_t n_values, const sinpe_add_arguments& a) {
         return is_cuda && uses_cuda ? on_cuda(g.words, of, n_values, a) : on_cpu(g.words, of, n_values, a);
       };
-      CHECK(call(nullptr, g.n_values, good) == SINPE_BAD_ARGUMENT && call(values.data(), -1, good) == SINPE_BAD_ARGUMENT);
+      CHECK(call(nullptr, g.n_values, good) == SINPE_BAD_ARGUMENT &&
+            call(values.data(), -1, good) == SINPE_BAD_ARGUMENT);
       for (const int d : {0, 1, 2}) {  // pointers may be null if there are no elements
         sinpe_add_arguments a = good;
         a.sizes[d] = 0, a.x = a.out = nullptr;

@@ -89,22 +89,44 @@ sinpe_add_arguments arguments(void* out, const void* padding, const void* offset
 const int64_t* integers(const void* p) { return static_cast<const int64_t*>(p); }
 
 const Call kCalls[] = {
-    {"table", {bytes(plan.words)}, 0, kTable, 4,
-     [](const Pointers& p, void* out) { return sinpe_table(integers(p[0]), words, 0, kRows, SINPE_FLOAT32, out, kDim); }},
-    {"table with gaps, which count", {bytes(plan.words)}, 0, kTable + 2 * 4 * 10, 4,
+    {"table",
+     {bytes(plan.words)},
+     0,
+     kTable,
+     4,
+     [](const Pointers& p, void* out) {
+       return sinpe_table(integers(p[0]), words, 0, kRows, SINPE_FLOAT32, out, kDim);
+     }},
+    {"table with gaps, which count",
+     {bytes(plan.words)},
+     0,
+     kTable + 2 * 4 * 10,
+     4,
      [](const Pointers& p, void* out) {
        return sinpe_table(integers(p[0]), words, 0, kRows, SINPE_FLOAT32, out, kDim + 10);
      }},
-    {"encode", {bytes(plan.words), bytes<double>({1.0, 2.5, 3.0})}, 0, kTable, 4,
+    {"encode",
+     {bytes(plan.words), bytes<double>({1.0, 2.5, 3.0})},
+     0,
+     kTable,
+     4,
      [](const Pointers& p, void* out) {
        return sinpe_encode(integers(p[0]), words, p[1], SINPE_FLOAT64, kRows, SINPE_FLOAT32, out, kDim);
      }},
-    {"add", {bytes(plan.words), mask, elements, positions}, 0, kOut, 4,
+    {"add",
+     {bytes(plan.words), mask, elements, positions},
+     0,
+     kOut,
+     4,
      [](const Pointers& p, void* out) {
        const sinpe_add_arguments a = arguments(out, p[1], p[2], p[3]);
        return sinpe_add(integers(p[0]), words, &a);
      }},
-    {"add, all backwards", {mask, elements, bytes<float>({1, 2, 3, 4, 5, 6})}, 4 - kOut, 4, 4,
+    {"add, all backwards",
+     {mask, elements, bytes<float>({1, 2, 3, 4, 5, 6})},
+     4 - kOut,
+     4,
+     4,
      [](const Pointers& p, void* out) {
        sinpe_add_arguments a = arguments(out, p[0], p[1], static_cast<const float*>(p[2]) + 5);
        for (int d = 0; d < 3; ++d) a.out_strides[d] *= -1;
@@ -113,7 +135,11 @@ const Call kCalls[] = {
        a.position_strides[1] = -1;
        return sinpe_add(plan.words.data(), words, &a);
      }},
-    {"add, starts", {bytes<int64_t>({3, 9})}, 0, kOut, 4,
+    {"add, starts",
+     {bytes<int64_t>({3, 9})},
+     0,
+     kOut,
+     4,
      [](const Pointers& p, void* out) {
        sinpe_add_arguments a = arguments(out, nullptr, nullptr, p[0]);
        a.positions_are_starts = 1;
@@ -121,19 +147,30 @@ const Call kCalls[] = {
        a.position_strides[1] = 1000;  // never used
        return sinpe_add(plan.words.data(), words, &a);
      }},
-    {"dropout", {elements}, 0, kOut, 4,
+    {"dropout",
+     {elements},
+     0,
+     kOut,
+     4,
      [](const Pointers& p, void* out) {
        const sinpe_add_arguments a = arguments(out, nullptr, p[0]);
        return sinpe_dropout(&a);
      }},
-    {"row_dots", {bytes(plan.words), mask, elements, positions, bytes(x), bytes(std::vector<double>(kDim, 2.0))}, 0,
-     kBatch * kRows * 8, 8,
+    {"row_dots",
+     {bytes(plan.words), mask, elements, positions, bytes(x), bytes(std::vector<double>(kDim, 2.0))},
+     0,
+     kBatch* kRows * 8,
+     8,
      [](const Pointers& p, void* out) {
        sinpe_add_arguments a = arguments(out, p[1], p[2], p[3]);
        a.x = p[4];
        return sinpe_row_dots(integers(p[0]), words, &a, static_cast<const double*>(p[5]));
      }},
-    {"embed", {bytes(plan.words), mask, elements, positions, ids, bytes(std::vector<float>(5 * kDim, 0.5f))}, 0, kOut, 4,
+    {"embed",
+     {bytes(plan.words), mask, elements, positions, ids, bytes(std::vector<float>(5 * kDim, 0.5f))},
+     0,
+     kOut,
+     4,
      [](const Pointers& p, void* out) {
        sinpe_embed_arguments e{};
        e.add = arguments(out, p[1], p[2], p[3]);
@@ -145,7 +182,11 @@ const Call kCalls[] = {
        e.weight_stride = kDim;
        return sinpe_embed(integers(p[0]), words, &e);
      }},
-    {"embed_backward", {bytes(x), ids, elements}, 0, 5 * kDim * 4, 4,
+    {"embed_backward",
+     {bytes(x), ids, elements},
+     0,
+     5 * kDim * 4,
+     4,
      [](const Pointers& p, void* out) {
        const sinpe_add_arguments a = arguments(out, nullptr, p[2]);
        sinpe_embed_backward_arguments b{};
@@ -163,7 +204,11 @@ const Call kCalls[] = {
        b.dropout = a.dropout;
        return sinpe_embed_backward(&b);
      }},
-    {"add_grid", {bytes(grid), bytes(std::vector<float>(kRows * kDim, 0.25f)), mask, elements}, 0, kOut, 4,
+    {"add_grid",
+     {bytes(grid), bytes(std::vector<float>(kRows* kDim, 0.25f)), mask, elements},
+     0,
+     kOut,
+     4,
      [](const Pointers& p, void* out) {
        const sinpe_add_arguments a = arguments(out, p[2], p[3]);
        return sinpe_add_grid(integers(p[0]), 14, p[1], kRows * kDim, &a);

@@ -63,7 +63,8 @@ void test_any(const Plan& plan, int64_t osc, Position p, Counted* counted) {
 
 // Resolved samples: in double arithmetic correctly rounded, in single at most the next float, zeros included.
 void test_resolved(const Plan& plan, Position p) {
-  const Sample<float> in_double = resolved_sample<InDouble>(plan, 0, p), in_single = resolved_sample<InSingle>(plan, 0, p);
+  const Sample<float> in_double = resolved_sample<InDouble>(plan, 0, p),
+                      in_single = resolved_sample<InSingle>(plan, 0, p);
   const Sample<float> exact{exact_float(p, plan.frequency(0), 0, plan.amplitude),
                             exact_float(p, plan.frequency(0), 1, plan.amplitude)};
   CHECK(same(in_double, exact));
