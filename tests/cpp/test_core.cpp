@@ -12,31 +12,11 @@ namespace {
 
 using sinpe::DD;
 
-// The fast phase and the integer phase are the same angle.
+// The rest of the fast phase at the ends of its range, where the rounding of the product has the largest effect; and
+// phases of fractional positions.
 void test_phase() {
-  const TestPlan made = make_plan(64, 0, true);
   check::Random random;
   double largest = 0;
-  for (int k = 0; k < 40000; ++k) {
-    const sinpe::Frequency f = made.plan.frequency(static_cast<int64_t>(random.next() % 64));
-    const int64_t p = static_cast<int64_t>(random.next()) >> (11 + random.next() % 50);
-    const sinpe::Reduced exact = sinpe::reduce_position(sinpe::integer_position(p), f);
-    CHECK(std::fabs(exact.t.hi) <= 0.125 + 0x1p-50);
-    if (!sinpe::fast_position(sinpe::integer_position(p), made.plan)) continue;
-    uint64_t quarter;
-    const double t = sinpe::fast_phase(static_cast<double>(p), f.turns_hi, f.turns_lo, &quarter);
-    CHECK(std::fabs(t) <= 0.131);
-    largest = std::fmax(largest, std::fabs(t));
-    const double turns =
-        static_cast<double>(static_cast<int64_t>((quarter & 3) - static_cast<uint64_t>(exact.quadrant)));
-    const double difference = turns * 0.25 + (t - exact.t.hi);
-    CHECK(std::fabs(difference - std::nearbyint(difference)) < 0x1p-52);
-    // A float position with the same value gives the same phase.
-    const sinpe::Reduced real = sinpe::reduce_position(sinpe::float_position(static_cast<double>(p)), f);
-    CHECK(real.quadrant == exact.quadrant || std::fabs(exact.t.hi) > 0.1249);
-    if (real.quadrant == exact.quadrant) CHECK(std::fabs(real.t.hi - exact.t.hi) < 0x1p-60);
-  }
-  // The ends of the range, where the rounding of the product has the largest effect.
   for (int k = 0; k < 40000; ++k) {
     const double hi = 0x1p-8 * (1.0 + random.uniform()), lo = hi * 0x1p-54 * (random.uniform() < 0.5 ? 1.9 : -1.9);
     const double p = std::floor(0x1p45 / hi * (1.0 - random.uniform() * 0x1p-10));
