@@ -1,7 +1,7 @@
-// Pages of a new output of 4 MiB and more without gaps: each is populated once, other memory never is, and no bit of a
+// Pages of a new output of 4 MiB and more: each is populated once, other memory never is, and no bit of a
 // result depends on it.
 #include <cstdlib>
-#include <memory>
+#include <string>
 
 #include "core/parallel.h"
 #include "cpu/populate.h"
@@ -93,8 +93,9 @@ int main() {
   for (const int64_t batch : {1, 2}) {              // of a single sequence, rows are streamed
     for (const Call& call : every_call::every_call(batch, 1110 / batch, kDim)) {
       const int before = ::check::failures;
-      const bool has_gaps = std::strcmp(call.name, "table, gaps") == 0;
-      if (call.begin == 0) test(call, is_served() && call.end >= kLeast && !has_gaps);
+      const std::string name = call.name;
+      const bool is_left_alone = call.end < kLeast || name == "encode, fractions" || name == "add_grid";
+      if (call.begin == 0) test(call, is_served() && !is_left_alone);
       if (::check::failures != before) std::printf("  in %s\n", call.name);
     }
   }
