@@ -93,8 +93,8 @@ Buffer<T> numbers(check::Random& random, int64_t span) {
   return b;
 }
 
-// Whether two results agree: bit by bit, or, if `slack` is not 0 and arithmetic is single, within one ULP of the encoding
-// times its factor (`slack`), plus changed roundings of the sum and of the scaled sum.
+// Whether two results agree: bit by bit, or, if `slack` is not 0 and arithmetic is single, within one ULP of the
+// encoding times its factor (`slack`), plus changed roundings of the sum and of the scaled sum.
 template <class T>
 bool agrees(T got, T want, double slack) {
   if (same(got, want)) return true;

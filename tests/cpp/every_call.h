@@ -1,5 +1,5 @@
-// One call of each kind of each function of sinpe.h, with its operands as bytes, so that a test can put any of them, and
-// the result, into a memory of its own.
+// One call of each kind of each function of sinpe.h, with its operands as bytes, so that a test can put any of them,
+// and the result, into a memory of its own.
 #pragma once
 
 #include <functional>

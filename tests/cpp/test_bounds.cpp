@@ -1,7 +1,7 @@
 // Each error bound of csrc/core against the largest error that is found: over anchors at the ends of a run, frequencies
 // and positions near a zero or at the limits of the range, and random ones, in arithmetic of 113 bits. No error exceeds
-// its bound, and the largest is the fraction of the bound that is stated here, so that a bound that is changed fails: one
-// that is too small, of which a result shows nothing in hundreds of millions, and one that leaves too much undecided.
+// its bound, and the largest is the stated fraction of the bound. So a bound that is changed fails: one that is too
+// small, of which a result shows nothing in hundreds of millions, and one that leaves too much undecided.
 #include <cfloat>
 #include <cmath>
 #include <string>
@@ -297,7 +297,8 @@ void test_rotation() {
 }
 
 // Ranges of floats: the distance of the value from the middle, relative to half of their width. `bits`: of the largest
-// position. Where positions are small, the bound of the float arithmetic is seen, elsewhere, and near a zero, the others.
+// position. Where positions are small, the bound of the float arithmetic is seen; elsewhere, and near a zero, that of
+// the reduction.
 template <class Run>
 void test_ranges(const char* name, int32_t rows, double bits, bool near_zero, const double (&found)[4]) {
   for (int kind = 0; kind < 2; ++kind) {  // the amplitude

@@ -40,9 +40,9 @@ bool matters(const Call& call, const std::vector<char>& want, int32_t barrier, o
   const pid_t child = fork();
   if (child == 0) {
     if (std::freopen("/dev/null", "w", stderr) == nullptr) _exit(2);
-    // CPU time: a call takes a thousandth of it, and an uninitialized value may be the bound of a loop.
-    const itimerval half_a_second{{0, 0}, {0, 500000}};
-    if (setitimer(ITIMER_PROF, &half_a_second, nullptr) != 0) _exit(2);
+    // CPU time: a call takes a hundredth of it, and an uninitialized value may be the bound of a loop.
+    const itimerval tenth_of_a_second{{0, 0}, {0, 100000}};
+    if (setitimer(ITIMER_PROF, &tenth_of_a_second, nullptr) != 0) _exit(2);
     on_host::settings().dropped_barrier = barrier;
     on_host::settings().order = order;
     _exit(call() == want ? 0 : 1);
