@@ -90,7 +90,7 @@ test-all: cpp ## all tests
 
 ctest = cmake --preset $(1) $(CMAKE_ARGS) && cmake --build --preset $(1) && ctest --preset $(1)
 cpp: $(call extra,test) ## the C++ tests                                   PRESET=asan|tsan-threads|arm64-core
-	@if command -v $${CXX:-c++} >/dev/null; then $(call ctest,$(or $(PRESET),default)); else \
+	@if command -v $${CXX:-c++} >/dev/null; then $(call ctest,$(or $(PRESET),test)); else \
 	echo "no C++ compiler: the C++ tests are skipped, and everything runs in eager PyTorch"; fi
 
 bench: $(call extra,bench) ## set up, then the benchmarks                                          ARGS="--quick"

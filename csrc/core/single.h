@@ -38,7 +38,8 @@ struct SingleAngle {
 
 // Converts a phase. Sets *undecided for a rest below 2^-50 turns, which has too few bits, or is exactly 0. Exception:
 // the phase 0 with takes_zero, which says that its sine may be +0.
-//   Error: 2^-40 relative, unless *undecided is set   Valid range: every phase
+//   Error: 2^-40 relative for a rest of 0.01 turns or more, 2^-26 for a smaller one, unless *undecided is set
+//   Valid range: every phase
 SINPE_HD SingleAngle single_angle(uint128 phase, bool takes_zero, bool* undecided) {
   const uint64_t top = static_cast<uint64_t>(phase >> 64), low = static_cast<uint64_t>(phase);
   const uint32_t quarter = (static_cast<uint32_t>(top >> 32) + 0x20000000u) >> 30;
@@ -87,7 +88,7 @@ SINPE_HD Amplitude amplitude_of(double a) {
   return {a, {hi, static_cast<float>(a - static_cast<double>(hi))}};
 }
 
-//   Error: half an ULP   Valid range: no overflow
+//   Error: 0.7 ULP (measured: 0.64)   Valid range: |v.lo| <= |v.hi| / 8, no overflow
 SINPE_HD float scaled_sum(FloatFloat v, FloatFloat amplitude) {
   if (amplitude.hi == 1.0f && amplitude.lo == 0.0f) return v.hi + v.lo;
   return fma(v.hi, amplitude.hi, fma(v.hi, amplitude.lo, v.lo * amplitude.hi));

@@ -2,8 +2,8 @@
 // access, so that AddressSanitizer detects any access beyond; results are initialized to NaN.
 #pragma once
 
+#include "cases.h"
 #include "core/grid.h"
-#include "cuda_cases.h"
 
 namespace cases {
 
@@ -156,31 +156,21 @@ struct GridCase {
   }
 
   // The whole memory of the result; elements that no stride reaches are unchanged.
-  Buffer<T> expected() const {
+  std::vector<T> expected() const {
     Buffer<T> want = out;
     const std::vector<int64_t> indices = value_indices(grid.words);
-    const int rank = a.rank;
-    int64_t count = 1;
-    for (int d = 0; d < rank; ++d) count *= a.sizes[d];
-    for (int64_t index = 0; index < count; ++index) {
-      int64_t at[SINPE_MAX_RANK] = {}, rest = index, from = 0, to = 0, number = elements.empty() ? index : elements[0];
-      for (int d = rank - 1; d >= 0; --d) {
-        at[d] = rest % a.sizes[d];
-        rest /= a.sizes[d];
-        from += at[d] * a.x_strides[d];
-        to += at[d] * a.out_strides[d];
-        if (!elements.empty()) number += at[d] * elements[static_cast<size_t>(1 + d)];
-      }
-      const int64_t row = at[rank - 2], column = at[rank - 1], batch = rank > 2 ? at[0] : 0;
+    for_each_index(a.sizes, a.rank, [&](const int64_t* at, int64_t number) {
+      const int64_t row = at[a.rank - 2], column = at[a.rank - 1], batch = a.rank > 2 ? at[0] : 0;
       const int64_t channel = grid.by_channels ? row : column, place = grid.by_channels ? column : row;
       const int64_t value = indices[static_cast<size_t>(place * grid.dim + channel)];
-      const Real product =
-          sinpe::to_float(x.storage[static_cast<size_t>(x.offset + from)]) * static_cast<Real>(a.scale);
+      const T from = x.storage[static_cast<size_t>(x.offset + offset_of(at, a.x_strides, a.rank))];
+      const Real product = sinpe::to_float(from) * static_cast<Real>(a.scale);
       const bool padded = !mask.empty() && mask[static_cast<size_t>(batch * a.mask_strides[0] + row)] != 0;
       const Real pe = value < 0 ? Real{0} : values[static_cast<size_t>(value)];
-      want.data()[to] = dropped<T>(padded ? product : product + pe, a.dropout, static_cast<uint64_t>(number));
-    }
-    return want;
+      want.data()[offset_of(at, a.out_strides, a.rank)] =
+          dropped<T>(padded ? product : product + pe, a.dropout, element_number(a.dropout, at, a.rank, number));
+    });
+    return want.storage;
   }
 
  private:
@@ -207,19 +197,6 @@ struct GridCase {
     a.dropout.rng_offsets = elements.data();
   }
 };
-
-// Bit by bit, including the memory between the elements.
-template <class T>
-void check_same(const char* what, int64_t number, const Buffer<T>& got, const Buffer<T>& want) {
-  int64_t wrong = 0;
-  for (size_t i = 0; i < want.storage.size(); ++i) {
-    if (same(got.storage[i], want.storage[i]) || wrong++ != 0) continue;
-    std::printf("%s, case %" PRId64 ", element %zu: %.9g instead of %.9g\n", what, number, i,
-                static_cast<double>(sinpe::to_float(got.storage[i])),
-                static_cast<double>(sinpe::to_float(want.storage[i])));
-  }
-  CHECK(wrong == 0);
-}
 
 // Whether the words are a valid grid for n_values values: the rule of core/grid.h, without overflow.
 inline bool is_grid(const std::vector<int64_t>& w, int64_t n_values) {

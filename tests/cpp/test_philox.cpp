@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "kernels.h"
+#include "tree.h"
 
 namespace {
 
@@ -61,13 +62,6 @@ T value(check::Random& random) {
   if (kind == 1) return rounded<T>(std::numeric_limits<float>::quiet_NaN());
   if (kind == 2) return rounded<T>(-0.0f);
   return rounded<T>(static_cast<float>(random.uniform() * 8 - 4));
-}
-
-// The even of a dot product's partial sums, in the order of core/tree_sum.h.
-double even_sums(const double* of) {
-  double eight[8];
-  for (int k = 0; k < 8; ++k) eight[k] = (of[8 * k] + of[8 * k + 4]) + (of[8 * k + 2] + of[8 * k + 6]);
-  return ((eight[0] + eight[4]) + (eight[2] + eight[6])) + ((eight[1] + eight[5]) + (eight[3] + eight[7]));
 }
 
 template <class T>

@@ -1,19 +1,19 @@
-// Pages of a new output: each is populated once, other memory never is, and no bit of a result depends on it.
+// Pages of a new output of 4 MiB and more: each is populated once, other memory never is, and no bit of a
+// result depends on it.
 #include <cstdlib>
-#include <functional>
-#include <memory>
+#include <string>
 
-#include "check.h"
 #include "core/parallel.h"
 #include "cpu/populate.h"
-#include "plans.h"
-#include "sinpe/sinpe.h"
+#include "every_call.h"
 
 #ifdef __linux__
 #include <sys/mman.h>
 #include <unistd.h>
 
 namespace {
+
+using namespace every_call;
 
 constexpr int64_t kBeside = 64;  // bytes from the start of a page to out, like an allocator's header
 
@@ -55,164 +55,50 @@ int64_t counted(const F& f) {
   return sinpe_populated_pages() - before;
 }
 
-struct Case {
-  const char* name;
-  int64_t bytes;  // of out
-  std::function<sinpe_status(void*)> call;
-};
-
-void check(const Case& c, bool served) {
-  const size_t bytes = static_cast<size_t>(c.bytes);
-  const Fresh mine(c.bytes), fresh(c.bytes), part(c.bytes), other(c.bytes);
+void test(const Call& c, bool served) {
+  const size_t bytes = static_cast<size_t>(c.end);
+  const Fresh mine(c.end), fresh(c.end), part(c.end), other(c.end);
+  const Pointers operands = c.pointers();
   // An out passed by the caller.
-  CHECK(counted([&] { CHECK(c.call(mine.out()) == SINPE_OK); }) == 0);
+  CHECK(counted([&] { CHECK(c.run(operands, mine.out()) == SINPE_OK); }) == 0);
   // A new output: all pages but the first are populated once.
   const int64_t all = counted([&] {
-    const sinpe::NewOutput output(fresh.out(), c.bytes);
-    CHECK(c.call(fresh.out()) == SINPE_OK);
+    const sinpe::NewOutput output(fresh.out(), c.end);
+    CHECK(c.run(operands, fresh.out()) == SINPE_OK);
   });
-  if (served && page_size() == 4096 && sinpe::parallel_threads() <= 8) {  // pieces are large enough
-    CHECK(all == pages_of(c.bytes));
+  if (served && page_size() == 4096 && sinpe::parallel_threads() <= 2) {  // pieces are large enough
+    CHECK(all == pages_of(c.end));
   } else {
-    CHECK(all <= (served ? pages_of(c.bytes) : 0));
+    CHECK(all <= (served ? pages_of(c.end) : 0));
   }
   CHECK(std::memcmp(mine.out(), fresh.out(), bytes) == 0);
   // The same memory, already mapped.
   CHECK(counted([&] {
-          const sinpe::NewOutput output(fresh.out(), c.bytes);
-          CHECK(c.call(fresh.out()) == SINPE_OK);
+          const sinpe::NewOutput output(fresh.out(), c.end);
+          CHECK(c.run(operands, fresh.out()) == SINPE_OK);
         }) == 0);
   // The mark of a new output has been removed.
-  CHECK(counted([&] { CHECK(c.call(part.out()) == SINPE_OK); }) == 0);
+  CHECK(counted([&] { CHECK(c.run(operands, part.out()) == SINPE_OK); }) == 0);
   // The marked new memory is not the memory that the kernel writes.
   CHECK(counted([&] {
-          const sinpe::NewOutput output(other.out(), c.bytes);
-          CHECK(c.call(mine.out()) == SINPE_OK);
-        }) == 0);
-}
-
-constexpr int64_t kDim = 1000, kRows = 1111;  // neither a tile nor a row is a multiple of a page
-const TestPlan plan = make_plan(kDim, 0, false);
-const int64_t* const words = plan.words.data();
-const int64_t n_words = static_cast<int64_t>(plan.words.size());
-
-// (batch, kRows, kDim), with out in the same order of dimensions or, if turned, the batch inside the rows.
-sinpe_add_arguments arguments(int64_t batch, const float* x, void* out, bool is_turned = false) {
-  sinpe_add_arguments a{};
-  a.rank = 3;
-  const int64_t sizes[] = {batch, kRows, kDim}, strides[] = {kRows * kDim, kDim, 1}, turned[] = {kDim, batch * kDim, 1};
-  std::memcpy(a.sizes, sizes, sizeof sizes);
-  std::memcpy(a.x_strides, strides, sizeof strides);
-  std::memcpy(a.out_strides, is_turned ? turned : strides, sizeof strides);
-  a.x = x;
-  a.out = out;
-  a.dtype = SINPE_FLOAT32;
-  a.scale = a.alpha = 1.0;
-  return a;
-}
-
-void every_operation(bool served) {
-  constexpr int64_t kBatch = 3, kBytes = kRows * kDim * 4, kIds = 50;
-  const std::vector<float> x(kBatch * kRows * kDim, 0.5f);
-  std::vector<int64_t> positions(kRows), ids(kBatch * kRows), spread(kBatch * kRows);
-  for (int64_t i = 0; i < kRows; ++i) positions[static_cast<size_t>(i)] = i * i % 700;
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i * i % kIds);
-  for (size_t i = 0; i < spread.size(); ++i) spread[i] = static_cast<int64_t>(i % kRows);
-  const std::vector<uint8_t> padding(kBatch * kRows, 1);
-  const auto add = [&](int64_t batch, int32_t drop, const uint8_t* mask) {
-    return [=, &x](void* out) {
-      sinpe_add_arguments a = arguments(batch, x.data(), out);
-      a.dropout.drop_threshold = drop;
-      a.padding_mask = mask;
-      a.mask_strides[0] = kRows;
-      a.mask_strides[1] = 1;
-      return sinpe_add(words, n_words, &a);
-    };
-  };
-  const Case cases[] = {
-      {"table", kBytes, [](void* out) { return sinpe_table(words, n_words, 3, kRows, SINPE_FLOAT32, out, kDim); }},
-      {"encode", kBytes,
-       [&](void* out) {
-         return sinpe_encode(words, n_words, positions.data(), SINPE_INT64, kRows, SINPE_FLOAT32, out, kDim);
-       }},
-      {"add, streamed", kBytes, add(1, 0, nullptr)},
-      {"add", kBatch * kBytes, add(kBatch, 0, nullptr)},
-      {"add, dropout", kBatch * kBytes, add(kBatch, 6554, nullptr)},
-      {"add, padding", kBatch * kBytes, add(kBatch, 0, padding.data())},
-      {"dropout", kBatch * kBytes,
-       [&](void* out) {
-         sinpe_add_arguments a = arguments(kBatch, x.data(), out);
-         a.dropout.drop_threshold = 6554;
-         return sinpe_dropout(&a);
-       }},
-      {"embed", kBatch * kBytes,
-       [&](void* out) {
-         sinpe_embed_arguments e{};
-         e.add = arguments(kBatch, x.data(), out);
-         e.ids = ids.data();
-         e.id_strides[0] = kRows;
-         e.id_strides[1] = 1;
-         e.num_embeddings = kIds;
-         e.weight_stride = kDim;
-         return sinpe_embed(words, n_words, &e);
-       }},
-      {"embed_backward", kBytes,
-       [&](void* out) {
-         sinpe_embed_backward_arguments b{};
-         b.rank = 3;
-         const sinpe_add_arguments a = arguments(kBatch, x.data(), out);
-         std::memcpy(b.sizes, a.sizes, sizeof a.sizes);
-         std::memcpy(b.grad_strides, a.x_strides, sizeof a.x_strides);
-         b.id_strides[0] = kRows;
-         b.id_strides[1] = 1;
-         b.grad = x.data();
-         b.ids = spread.data();
-         b.out = out;
-         b.dtype = SINPE_FLOAT32;
-         b.num_embeddings = kRows;
-         b.padding_idx = -1;
-         b.scale = 1.0;
-         return sinpe_embed_backward(&b);
-       }},
-  };
-  for (const Case& c : cases) {
-    const int before = ::check::failures;
-    check(c, served);
-    if (::check::failures != before) std::printf("  in %s\n", c.name);
-  }
-}
-
-// Non-contiguous rows of out and small outputs are not populated.
-void left_alone() {
-  const std::vector<float> x(4 * kRows * kDim, 0.5f);
-  const int64_t bytes = 4 * kRows * kDim * 4;
-  const Fresh turned(bytes), straight(bytes);
-  CHECK(counted([&] {
-          const sinpe::NewOutput output(turned.out(), bytes);
-          const sinpe_add_arguments a = arguments(4, x.data(), turned.out(), true);
-          CHECK(sinpe_add(words, n_words, &a) == SINPE_OK);
-        }) == 0);
-  const sinpe_add_arguments a = arguments(4, x.data(), straight.out());
-  CHECK(sinpe_add(words, n_words, &a) == SINPE_OK);
-  const char *from = turned.out(), *to = straight.out();
-  for (int64_t r = 0; r < kRows; ++r) {
-    for (int64_t b = 0; b < 4; ++b) {
-      CHECK(std::memcmp(from + (r * 4 + b) * kDim * 4, to + (b * kRows + r) * kDim * 4, kDim * 4) == 0);
-    }
-  }
-  const int64_t rows = (1 << 20) / kDim - 1;  // below 4 MiB
-  const Fresh small(rows * kDim * 4);
-  CHECK(counted([&] {
-          const sinpe::NewOutput output(small.out(), rows * kDim * 4);
-          CHECK(sinpe_table(words, n_words, 0, rows, SINPE_FLOAT32, small.out(), kDim) == SINPE_OK);
+          const sinpe::NewOutput output(other.out(), c.end);
+          CHECK(c.run(operands, mine.out()) == SINPE_OK);
         }) == 0);
 }
 
 }  // namespace
 
 int main() {
-  every_operation(is_served());
-  left_alone();
+  constexpr int64_t kDim = 1000, kLeast = 4 << 20;  // neither a tile nor a row is a multiple of a page
+  for (const int64_t batch : {1, 2}) {              // of a single sequence, rows are streamed
+    for (const Call& call : every_call::every_call(batch, 1110 / batch, kDim)) {
+      const int before = ::check::failures;
+      const std::string name = call.name;
+      const bool is_left_alone = call.end < kLeast || name == "encode, fractions" || name == "add_grid";
+      if (call.begin == 0) test(call, is_served() && !is_left_alone);
+      if (::check::failures != before) std::printf("  in %s\n", call.name);
+    }
+  }
   return check::finish("populate");
 }
 

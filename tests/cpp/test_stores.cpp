@@ -121,15 +121,15 @@ int main() {
   CHECK(sinpe::stores_for(1001, 0) == sinpe::Stores::kNonTemporal);
   std::vector<uint8_t> mask(kRows);
   for (size_t r = 0; r < mask.size(); ++r) mask[r] = r % 3 == 0;
-  for (const int64_t dim : {512, 192, 160, 128, 96, 80, 64, 48, 33}) {
+  for (const int64_t dim : {192, 160, 96, 48, 33}) {
     for (int layout = 0; layout < 3; ++layout) {
       for (const bool own : {false, true}) {
         const TestPlan made = make_plan(dim, layout, own, own ? 0.75 : 1.0);
         for (const sinpe_dtype dtype : {SINPE_FLOAT32, SINPE_FLOAT64, SINPE_BFLOAT16, SINPE_FLOAT16}) {
-          for (const int64_t start : {int64_t{-3}, int64_t{1} << 40}) test_table(made, dtype, start);
+          test_table(made, dtype, own ? -3 : int64_t{1} << 40);
           test_stride(made, dtype);
-          for (const int64_t batch : {1, 2, 3}) test_add(made, dtype, batch, batch == 2 ? 0.3 : 1.0, 0, nullptr);
-          for (const int64_t batch : {1, 2}) test_add(made, dtype, batch, 1.0, 32, nullptr);
+          test_add(made, dtype, 1, 1.0, own ? 32 : 0, nullptr);
+          test_add(made, dtype, 3, own ? 0.3 : 1.0, own ? 0 : 32, nullptr);
           test_add(made, dtype, 2, 1.0, 0, mask.data());
         }
       }

@@ -19,7 +19,7 @@ from sinpe_ext.encodings.plan import plan
 PAPER512 = Path(__file__).resolve().parent.parent / "cpp" / "paper512.truth"
 BITS = 256  # of a turn, per frequency
 JUDGE = 2.0**-100  # relative, largest error of the reference values of tests/cpp/truth.h against mpmath
-PER_LINE = 6
+PER_LINE = 24
 
 
 def text(encoding: Encoding) -> str:
