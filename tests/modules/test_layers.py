@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
-import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -41,46 +40,28 @@ def run(module: nn.Module, x: Tensor, seed: int = 9) -> Tensor:
 
 # arguments
 
-TOKENS = randn(2, 16, D)
+TOKENS, AT, STARTS = randn(2, 16, D), torch.arange(B * S).view(B, S), torch.tensor([0, 5, -3])
+MASKED, FLAT = {"padding_mask": torch.arange(S) > 3}, {"encoding": GRID, "grid_shape": (3, 5), "extra_tokens": 1}
+FAIRSEQ, CHANNELS = sinpe.convention("fairseq", D), {"encoding": GRID, "channel_dim": 1}
 # Arguments of the layer (dropout is 0), its input, arguments of the call, those of `add` that give the same.
 SAME_AS_ADD: dict[str, tuple[dict[str, Any], Tensor, dict[str, Any], dict[str, Any]]] = {
     "default": ({}, X, {}, {}),
     "no batch": ({"batch_first": False}, randn(10, D), {"start": 7}, {"start": 7}),
     "sequence first": ({"batch_first": False}, X, {}, {"seq_dim": 0}),
     "start": ({}, X, {"start": 7}, {"start": 7}),
-    "starts": ({}, X, {"start": torch.tensor([0, 5, -3])}, {"start": torch.tensor([0, 5, -3])}),
+    "starts": ({}, X, {"start": STARTS}, {"start": STARTS}),
     "far": ({}, X, {"start": 10**12}, {"start": 10**12}),
-    "positions": (
-        {"batch_first": False},
-        X.transpose(0, 1),
-        {"positions": torch.arange(B * S).view(B, S)},
-        {"positions": torch.arange(B * S).view(B, S), "seq_dim": 0},
-    ),
-    "mask": ({}, X, {"padding_mask": torch.arange(S) > 3}, {"padding_mask": torch.arange(S) > 3}),
+    "positions": ({"batch_first": False}, X.transpose(0, 1), {"positions": AT}, {"positions": AT, "seq_dim": 0}),
+    "mask": ({}, X, MASKED, MASKED),
     "factors": ({"scale": 2.0, "alpha": 0.5}, X, {}, {"scale": 2.0, "alpha": 0.5}),
-    "encoding": ({"encoding": "fairseq"}, X, {}, {"encoding": sinpe.convention("fairseq", D)}),
+    "encoding": ({"encoding": "fairseq"}, X, {}, {"encoding": FAIRSEQ}),
     "channels first": ({"channel_dim": 1}, X.transpose(1, 2), {}, {"channel_dim": 1, "seq_dim": 2}),
     "channels first, no batch": ({"channel_dim": 0}, X[0].t(), {}, {"channel_dim": 0, "seq_dim": 1}),
     "extra tokens": ({"extra_tokens": 2}, X, {}, {"extra_tokens": 2}),
     "image": ({"encoding": "mae2d"}, randn(2, 3, 5, D), {"start": (1, 2)}, {"encoding": GRID, "start": (1, 2)}),
-    "image, channels first": (
-        {"encoding": GRID, "channel_dim": 1},
-        randn(2, D, 3, 5),
-        {},
-        {"encoding": GRID, "channel_dim": 1},
-    ),
-    "flat image": (
-        {"encoding": GRID, "grid_shape": (3, 5), "extra_tokens": 1},
-        TOKENS,
-        {},
-        {"encoding": GRID, "grid_shape": (3, 5), "extra_tokens": 1},
-    ),
-    "another size": (
-        {"encoding": GRID, "grid_shape": (3, 4), "extra_tokens": 1},
-        TOKENS,
-        {"grid_shape": (5, 3)},
-        {"encoding": GRID, "grid_shape": (5, 3), "extra_tokens": 1},
-    ),
+    "image, channels first": (CHANNELS, randn(2, D, 3, 5), {}, CHANNELS),
+    "flat image": (FLAT, TOKENS, {}, FLAT),
+    "another size": ({**FLAT, "grid_shape": (3, 4)}, TOKENS, {"grid_shape": (5, 3)}, {**FLAT, "grid_shape": (5, 3)}),
 }
 
 
@@ -221,7 +202,7 @@ def test_max_len_is_a_limit(case: Any, first: int, backend: str) -> None:
             assert function is None or torch.equal(layer(x, **given), function(x, encoding, **given))
             continue
         number = beyond if beyond == "nan" else f"{float(beyond) + first:g}"
-        below = "pass (a start of )?0 or more|add encoding.start" if beyond.startswith("-") else "raise max_len or leave"
+        below = "pass (a start of )?0 or more|add encoding.start" if beyond.startswith("-") else "raise max_len"
         with pytest.raises(IndexError, match=rf"expected .*{first} to {first + 9}, .* got {number}; ({below})"):
             layer(x, **given)
 
@@ -460,17 +441,6 @@ def test_device_and_dtype_as_arguments(name: str) -> None:
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.skipif(bool(torch.version.cuda) and not torch.accelerator.is_available(), reason="no device is visible")
-def test_device_as_int() -> None:
-    """The accelerator with that index; without one, torch's error."""
-    if torch.accelerator.is_available():
-        made = Layer(D, learned_alpha=True, device=0)
-        assert made.alpha.device.index == 0
-        return
-    with pytest.raises(RuntimeError, match="Cannot access accelerator device when none is available"):
-        Layer(D, learned_alpha=True, device=0)
-
-
 @pytest.mark.bad_input(24, "compiled", "eager", "meta", "layer", "embedding", "grid", "timestep")
 @every_layer
 def test_meta_and_to_empty(name: str, backend: str) -> None:
@@ -498,13 +468,11 @@ def test_meta_and_to_empty(name: str, backend: str) -> None:
 @every_layer
 def test_copies(name: str, backend: str) -> None:
     module, x = layers()[name]
-    want, stored = run(module, x), io.BytesIO()
+    stored = io.BytesIO()
     torch.save(module, stored)
     stored.seek(0)
-    copies = copy.deepcopy(module), copy.copy(module), pickle.loads(pickle.dumps(module))
-    for made in (*copies, torch.load(stored, weights_only=False)):
-        assert torch.equal(run(made, x), want) and repr(made) == repr(module) and made.encoding == module.encoding
-        assert list(made.state_dict()) == list(module.state_dict())
+    for made in (copy.copy(module), copy.deepcopy(module), torch.load(stored, weights_only=False)):
+        assert torch.equal(run(made, x), run(module, x)) and repr(made) == repr(module)
         if name == "encoding":  # the hooks are copied
             with pytest.warns(UserWarning, match="not this layer's encoding"):
                 made.load_state_dict({**module.state_dict(), "pe": torch.zeros(3, D)})
@@ -527,46 +495,6 @@ def test_casts(dtype: torch.dtype, backend: str) -> None:
 
 
 # torch's machinery of modules
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # from torch itself
-@every_layer
-def test_functional_call_and_ensembles(name: str, backend: str) -> None:
-    x = layers()[name][1]
-    models = [nn.Sequential(layers(alpha=float(k))[name][0], nn.Linear(D, 2)).eval() for k in range(3)]
-    parameters, buffers = torch.func.stack_module_state(models)
-
-    def call(p: Any, b: Any, t: Tensor) -> Tensor:
-        return torch.func.functional_call(models[0], (p, b), (t,))
-
-    got = torch.func.vmap(call, in_dims=(0, 0, None))(parameters, buffers, x)
-    assert torch.allclose(got, torch.stack([model(x) for model in models]), **SUMMED)
-    grads = torch.func.grad(lambda p: call(p, {}, x).square().sum())(dict(models[0].named_parameters()))
-    models[0](x).square().sum().backward()
-    for key, parameter in models[0].named_parameters():
-        assert torch.allclose(grads[key], parameter.grad, **SUMMED)
-
-
-@pytest.fixture
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.bad_input(20, "compiled", "eager", "layer", "embedding", "grid", "timestep")
-@every_layer
-def test_deterministic_mode(name: str, deterministic: None, backend: str) -> None:
-    """No call is rejected, and all runs give the same bits, gradients included."""
-    results = []
-    for mode in (True, False, True):
-        torch.use_deterministic_algorithms(mode)
-        module, x = layers()[name]
-        x = x.clone().requires_grad_() if x.is_floating_point() else x
-        out = run(module, x)
-        out.sin().sum().backward()
-        results.append([out.detach(), *(t.grad for t in (*module.parameters(), x) if t.grad is not None)])
-    assert all(len(again) == len(results[0]) and all(map(torch.equal, again, results[0])) for again in results)
 
 
 class Doubled(nn.Module):
@@ -592,24 +520,6 @@ def test_parametrize(name: str, attribute: str, training: bool, backend: str) ->
         assert torch.equal(run(module, x), want)
     parametrize.remove_parametrizations(module, attribute)
     assert torch.equal(run(module, x), want)
-
-
-def state_of(module: nn.Module) -> Any:
-    """All attributes of a module, and the version counters of its tensors."""
-    tensors = {key: (t.data_ptr(), t._version) for key, t in module.state_dict(keep_vars=True).items()}
-    return repr(vars(module)), tensors, [state_of(child) for child in module.children()]
-
-
-@every_layer
-def test_forward_does_not_change_the_module(name: str, backend: str) -> None:
-    module, x = layers()[name]
-    for training in (True, False):
-        before, generator = state_of(module.train(training)), torch.get_rng_state()
-        first = module(x)
-        assert training or torch.equal(torch.get_rng_state(), generator)
-        module(x[:1])  # another call in between
-        torch.set_rng_state(generator)
-        assert torch.equal(module(x), first) and state_of(module) == before
 
 
 @every_layer

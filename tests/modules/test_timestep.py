@@ -194,10 +194,9 @@ def test_copies() -> None:
     layer, file = TimestepEncoding(D, encoding="flux", dtype=torch.float16, base=500), io.BytesIO()
     torch.save(layer, file)
     file.seek(0)
-    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.load(file, weights_only=False)):
-        assert other.encoding == layer.encoding and torch.equal(other(T), layer(T))
+    for other in (copy.deepcopy(layer), torch.load(file, weights_only=False)):
+        assert torch.equal(other(T), layer(T)) and not any(other.load_state_dict({}))
         assert repr(other) == f"TimestepEncoding({layer.encoding!r}, dtype=torch.float16)"
-        assert not any(other.load_state_dict({}))
     assert "dtype=None" in repr(TimestepEncoding(D, dtype=None))
     empty = torch.empty(3, device="meta")
     assert layer(empty).is_meta and layer(empty.half()).dtype == torch.float16 and layer.dim == D

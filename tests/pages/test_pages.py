@@ -24,7 +24,7 @@ ELSEWHERE = {
     "docs/graphs.md": "test_graphs_page.py",
     "docs/integrations.md": "test_integrations_page.py",
 }
-ON_RANKS = "runs on every rank in the tests"  # tests/support/distributed_models.py
+ON_RANKS = "runs on every rank in the tests"  # tests/distributed/test_dtensor.py
 # Commands that take minutes: only their options are parsed; test_cli.py and test_build.py run them.
 LONG = ("demo", "build")
 LANGUAGES = {"", "python", "sh", "console", "text", "cpp", "cmake", "toml", "yaml", "json", "diff"}
