@@ -291,8 +291,8 @@ def other_placements(mesh: DeviceMesh) -> None:
             expected.sum().backward()
             y.sum().backward()
             torch.testing.assert_close(many.grad.full_tensor(), one.grad, rtol=SUM, atol=1e-5)
-    assert distributed.shard_start(7, square, "tp") == min(4 * square.get_coordinate()[1], 7)
-    assert distributed.shard_start(7, square, 0) == 4 * square.get_coordinate()[0]
+    row, column = square.get_coordinate()
+    assert (distributed.shard_start(7, square, 0), distributed.shard_start(7, square, "tp")) == (4 * row, 4 * column)
     raises(ValueError, "mesh_dim: expected one of the 2 dimensions", distributed.shard_start, 7, square)
     raises(ValueError, "mesh_dim: expected one of ('dp', 'tp')", distributed.shard_start, 7, square, "pp")
 
@@ -388,12 +388,11 @@ def grids(mesh: DeviceMesh) -> None:
 @case
 def embed(mesh: DeviceMesh) -> None:
     """ids sharded by sample or sequence, or weight by channel."""
-    places: list[tuple[Placement, Placement, Placement]] = [
-        (Shard(0), Replicate(), Shard(0)),
-        (Shard(1), Replicate(), Shard(1)),
-        (Replicate(), Shard(1), Shard(2)),
-        (Shard(0), Shard(1), Shard(2)),
-    ]
+    channels, rows_whole = Shard(1), Replicate()
+    places: list[tuple[Placement, Placement, Placement]] = [  # of ids, of weight, of the result
+        (Shard(0), rows_whole, Shard(0)), (Shard(1), rows_whole, Shard(1)),
+        (Replicate(), channels, Shard(2)), (Shard(0), channels, Shard(2)),
+    ]  # fmt: skip
     for (b, s), (rows, d) in (((4, 6), (8, 8)), ((3, 7), (9, 10)), ((2, 3), (3, 5))):
         ids, weight = torch.randint(0, rows, (b, s)), torch.randn(rows, d)
         calls: dict[str, dict[str, Any]] = {
