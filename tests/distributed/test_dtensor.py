@@ -188,12 +188,10 @@ def calls(b: int, s: int, d: int) -> dict[str, dict[str, Any]]:
 
 @case
 def add(mesh: DeviceMesh) -> None:
-    for k, placement in enumerate(PLACEMENTS):
-        for shape in SHAPES[:2]:
-            compare(sinpe.add, torch.randn(shape), placement, mesh, (shape, placement))
-        for j, name in enumerate(calls(*SHAPES[0])):
-            shape = SHAPES[(j + k) % 3]
-            compare(sinpe.add, torch.randn(shape), placement, mesh, (name, shape, placement), **calls(*shape)[name])
+    for placement in PLACEMENTS:
+        for shape in SHAPES:
+            for name, arguments in {"plain": {}, **calls(*shape)}.items():
+                compare(sinpe.add, torch.randn(shape), placement, mesh, (name, shape, placement), **arguments)
         for shape, dtype in ((SHAPES[0], torch.bfloat16), (SHAPES[1], torch.float64)):
             arguments = calls(*shape)["all"]
             compare(sinpe.add, torch.randn(shape).to(dtype), placement, mesh, (dtype, placement), **arguments)
