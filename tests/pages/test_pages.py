@@ -27,7 +27,7 @@ ELSEWHERE = {
 }
 TEXTS = {page: pages.text_of(page) for page in pages.PAGES}
 PYTHON = [page for page in TEXTS if page not in ELSEWHERE and pages.blocks(TEXTS[page], "python")]
-ON_RANKS = "runs on every rank in the tests"  # tests/support/distributed_models.py
+ON_RANKS = "runs on every rank in the tests"  # tests/distributed/test_dtensor.py
 # Commands that take minutes: only their options are parsed; test_cli.py and tests/backend run them.
 LONG = ("demo", "build")
 
