@@ -63,19 +63,18 @@ CALLS: dict[str, tuple[Callable[[], Callable[..., Any]], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", CALLS)
-def test_refused(name: str, grad: bool, backend: str) -> None:
+def test_refused(name: str, backend: str) -> None:
     make, given = CALLS[name]
     call = make()
-    with torch.set_grad_enabled(grad):
-        call(given.clone())  # also after a call that has filled every cache
-        with pytest.raises(RuntimeError, match=MESSAGE):
-            torch.jit.trace(call, given, check_trace=False)
-    call(given.clone())  # and nothing remains of the refused call
+    want = call(given.clone())  # also after a call that has filled every cache
+    with torch.set_grad_enabled(backend == "compiled"), pytest.raises(RuntimeError, match=MESSAGE):
+        torch.jit.trace(call, given, check_trace=False)
+    if name != "a model":  # which draws
+        torch.testing.assert_close(call(given.clone()), want, rtol=0, atol=0)  # nothing remains of the refused call
 
 
-@pytest.mark.parametrize("name", ["layer", "embedding", "timesteps", "a model", "a swapped module"])
+@pytest.mark.parametrize("name", ["layer", "embedding", "timesteps", "a swapped module"])
 def test_older_onnx_exporter_is_refused(name: str) -> None:
     pytest.importorskip("onnx")
     make, given = CALLS[name]
