@@ -68,7 +68,7 @@ def test_gradients_are_those_of_the_formula(name: str, backend: str) -> None:
 Form = tuple[Callable[..., Tensor], list[Tensor]]
 X, TALL, FIRST, CHANNELS = double_x(B, S, D), double_x(B, 3, S, D), double_x(S, B, D), double_x(B, D, S)
 ALPHA, ONE_ALPHA, AT, EACH = double_x(1), double_x(1)[0].detach().requires_grad_(), positions(S), positions(B, S)
-ONES = torch.ones(S, D, dtype=torch.float64)
+ONES, TOKENS = torch.ones(S, D, dtype=torch.float64), torch.tensor([[0, 2, 2, 1], [1, 0, 0, 0]])
 FORMS: dict[str, Form] = {  # forms of x, positions and alpha that the table of public calls has not
     "2-D": (lambda e, x: sinpe.add(x, e, start=7, scale=1.7), [double_x(S, D)]),
     "4-D, masked": (lambda e, x: sinpe.add(x, e, padding_mask=MASK), [TALL]),
@@ -104,6 +104,9 @@ FORMS: dict[str, Form] = {  # forms of x, positions and alpha that the table of 
     "dropout of everything": (lambda e, x, a: sinpe.add(x, e, alpha=a, dropout=1.0), [double_x(S, D), ALPHA]),
     "in place": (
         lambda e, x, p, a: sinpe.add_(x.clone(), e, positions=p, alpha=a, scale=3.0), [X, positions(1, S), ALPHA],
+    ),
+    "embed, padding": (
+        lambda e, w, a: sinpe.embed(TOKENS, w, e, alpha=a, padding_idx=0, scale=0.3), [double_x(3, D), ALPHA],
     ),
     "encode, strides": (lambda e, p: sinpe.encode(p.t()[::2], e, dtype=torch.float64), [EACH]),
     "encode, ()": (lambda e, p: sinpe.encode(p, e, dtype=torch.float64), [AT[2].detach().requires_grad_()]),

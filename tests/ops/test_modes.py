@@ -84,8 +84,12 @@ def test_fake_tensors_have_gradients(name: str, backend: str) -> None:
         fakes = {name: mode.from_tensor(t) for name, t in CALLS[name].tensors.items()}
         for fake, made in zip(fakes.values(), gradients(CALLS[name].run, fakes), strict=True):
             assert (made.shape, made.dtype, made.device) == (fake.shape, fake.dtype, fake.device)
-    at = torch.ones(4, device="meta", requires_grad=True)
-    assert torch.autograd.grad(sinpe.encode(at, D).sum(), at)[0].is_meta
+
+
+def test_meta_tensors_have_gradients(backend: str) -> None:
+    at, x = torch.ones(4, device="meta", requires_grad=True), torch.ones(2, 4, D, device="meta")
+    for made in (sinpe.encode(at, D), sinpe.add(x, positions=at), sinpe.add(x, positions=at, dropout=0.1, seed=1)):
+        assert torch.autograd.grad(made.sum(), at)[0].is_meta
 
 
 def nested(name: str, compiler: str) -> Callable[..., Tensor]:

@@ -229,6 +229,16 @@ def test_vmap_equals_one_call_per_sample(case: str) -> None:
         assert torch.equal(many, torch.stack(samples_of))
 
 
+@pytest.mark.parametrize("case", ["add", "add dropout", "add starts", "add_backward", "dropout"])
+def test_vmap_over_the_first_operand_alone(case: str) -> None:
+    name, (first, *others) = samples(False)[case]
+    many = torch.stack([first, first * 2, first + 1], 1)
+    each = [as_tuple(op(name)(one, *others)) for one in many.unbind(1)]
+    got = as_tuple(torch.func.vmap(lambda one: op(name)(one, *others), in_dims=1)(many))
+    for one, parts in zip(got, zip(*each, strict=True), strict=True):
+        assert torch.equal(one, torch.stack(parts))
+
+
 def test_add_backward_is_dropout_and_row_dots() -> None:
     """With the same bits; the arguments of the samples above."""
     for case in ("add_backward", "add_backward all", "add_backward layout"):

@@ -68,7 +68,7 @@ def test_eager(call: str, tensor: str, backend: str) -> None:
         check(transform(f, t), transform(formula, t), name)
 
 
-INSIDE = pytest.mark.sampled(41, "a second or more each; the stride visits calls and transforms in turn")
+INSIDE = pytest.mark.sampled(23, "a second or more each; the stride visits calls and transforms in turn")
 
 
 @INSIDE
