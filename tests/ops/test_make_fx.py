@@ -15,8 +15,11 @@ ERRORS = (
 )
 
 
+FIRST = list({call: (call, tensor) for call, tensor in reversed(TENSORS)}.values())
+
+
 @pytest.mark.parametrize("mode", ["real", "symbolic"])
-@pytest.mark.parametrize(("call", "tensor"), TENSORS)
+@pytest.mark.parametrize(("call", "tensor"), FIRST)
 def test_graph_equals_function(call: str, tensor: str, mode: str) -> None:
     function, given = CALLS[call].of(tensor)[0], CALLS[call].tensors[tensor]
     want, made = function(given), 0
@@ -32,6 +35,7 @@ def test_graph_equals_function(call: str, tensor: str, mode: str) -> None:
     assert made >= (2 if mode == "real" else 1)
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.parametrize("pre_dispatch", [False, True])
 @pytest.mark.parametrize(("call", "tensor"), TENSORS)
 def test_graph_contains_the_gradient(call: str, tensor: str, pre_dispatch: bool) -> None:
