@@ -84,6 +84,12 @@ def test_compiled(call: str, tensor: str, transform: str) -> None:
     check(compiled(t * 0.5), run(formula, t * 0.5), transform)
 
 
+@pytest.mark.parametrize(("call", "tensor"), [("encode", "at"), ("add, dropout", "x")])
+def test_dual_numbers_in_a_graph(call: str, tensor: str) -> None:
+    """No operator has a forward-mode derivative."""
+    test_compiled(call, tensor, "dual numbers")
+
+
 @INSIDE
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize(("call", "tensor"), TENSORS)
