@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable
 from functools import lru_cache
@@ -103,6 +104,12 @@ def grid(value: Any, dim: int | None) -> GridEncoding:
             f'pass dim=, or convention("{value}", dim)'
         )
     return _convention(value, max(dim, 1))
+
+
+def uncached(resolved: Any, value: Any) -> Any:
+    """What `encoding` or `grid` has made of a layer's argument, and not the object that is cached here: torch.compile
+    fails if a constant of the graph, from a call of a function, is an attribute of a layer as well."""
+    return resolved if resolved is value else copy.copy(resolved)
 
 
 @constant_in_graph

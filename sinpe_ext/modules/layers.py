@@ -90,7 +90,8 @@ class SinusoidalPositionalEncoding(nn.Module):
         self.d_model = integer("d_model", d_model, 1, MAX_DIM, "pass the number of channels")
         is_grid = resolve.is_grid(encoding)
         self.encoding: Any
-        self.encoding = resolve.grid(encoding, self.d_model) if is_grid else resolve.encoding(encoding, self.d_model)
+        resolved = resolve.grid(encoding, self.d_model) if is_grid else resolve.encoding(encoding, self.d_model)
+        self.encoding = resolve.uncached(resolved, encoding)
         if self.encoding.dim != self.d_model:
             raise ValueError(
                 f"encoding: expected dim {self.d_model}, that of d_model, got {self.encoding.dim}; make them agree"
@@ -278,7 +279,7 @@ class SinusoidalEmbedding(nn.Embedding):
         super().__init__(
             num_embeddings, embedding_dim, padding_idx, sparse=sparse, _weight=_weight, _freeze=_freeze, **where
         )
-        self.encoding = resolve.encoding(encoding, embedding_dim)
+        self.encoding = resolve.uncached(resolve.encoding(encoding, embedding_dim), encoding)
         if self.encoding.dim != embedding_dim:
             raise ValueError(
                 f"encoding: expected dim {embedding_dim}, that of embedding_dim, got {self.encoding.dim}; make "

@@ -123,7 +123,7 @@ def _one_dimensional(encoding: Any, dim: int, fields: dict[str, Any]) -> Encodin
             f"encoding: expected an Encoding or a convention's name, got {type(encoding).__name__}; pass "
             'encoding="ddpm" or convention("ddpm", dim)'
         )
-    resolved = resolve.encoding(encoding, dim)  # refuses grids
+    resolved = resolve.uncached(resolve.encoding(encoding, dim), encoding)  # refuses grids
     if resolved.dim != dim:
         raise ValueError(f"encoding: expected dim {dim}, that of the layer, got {resolved.dim}; make them agree")
     return resolved.replace(**fields) if fields else resolved

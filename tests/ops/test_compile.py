@@ -1,40 +1,34 @@
-"""torch.compile and torch.export: one graph with the same results, for any batch, length and start."""
+"""torch.compile: one graph for any batch, length and start, with the bits of eager mode, and what is not compiled."""
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from children import finish as finished
+from children import library_environment, start_forked
+from public_calls import CALLS as PUBLIC
+from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import sinpe_ext as sinpe
-from sinpe_ext import SinusoidalPositionalEncoding as Layer
 from sinpe_ext.backend import loader
-from sinpe_ext.encodings import tracing
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit.script"), pytest.mark.usefixtures("reset_dynamo")]
 
-B, S, D = 2, 5, 8
+D, P, VOCABULARY = 16, 0.3, 30
 T2T = sinpe.convention("t2t", D, start=4)
+GRID = sinpe.convention("mae2d", D)
 FLOAT32 = sinpe.Encoding(D, angle="float32_exp", start=3)
-MASK = torch.tensor([[True, True, False, False, False], [False, False, True, False, True]])
-WHOLE = torch.arange(B * S).reshape(B, S) * 3
-REAL = torch.rand(S, dtype=torch.float64) * 100
-ALPHA = torch.tensor([0.7])
-IDS = torch.tensor([[0, 4, 1, 1, 2], [3, 3, 0, 1, 4]])
-SEED = torch.tensor(2**40 + 3)
-
-# float32 sums in another order
-GRADIENT = {"rtol": 1e-5, "atol": 1e-5}
 # Inductor's float32 sine differs from torch's by one ULP
 FLOAT32_ANGLES = {"rtol": 0.0, "atol": 2.0**-22}
-
+# float32 sums in another order
+GRADIENT = {"rtol": 1e-5, "atol": 1e-5}
 
 needs_inductor = pytest.mark.skipif(
     not any(map(shutil.which, (os.environ.get("CXX") or "c++", "g++", "clang++"))),
@@ -44,229 +38,426 @@ needs_aoti_dtypes = pytest.mark.skipif(
     not (Path(torch.__file__).parent / "include/torch/csrc/inductor/aoti_torch/generated_enum_converters.h").exists(),
     reason="AOTInductor of this torch decodes dtype arguments wrongly (pytorch#169157)",
 )
-EVERY_BACKEND = ["aot_eager", pytest.param("inductor", marks=needs_inductor)]
+EVERY_BACKEND = [
+    "aot_eager",
+    pytest.param("inductor", marks=[needs_inductor, pytest.mark.thorough("the same with aot_eager")]),
+]
 
 
-def x(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape or (B, S, D), generator=torch.Generator().manual_seed(5)).to(dtype)
+class Inputs(NamedTuple):
+    """Arguments of the calls."""
+
+    x: Tensor
+    ids: Tensor
+    real: Tensor
+    mask: Tensor
+    picture: Tensor
+    start: int
+    tensor: Tensor
+    starts: Tensor
+    seed: Tensor
+    alpha: Tensor
+    weight: Tensor
 
 
-CALLS: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "fused sum": lambda x, s: sinpe.add(x * 2, start=3) * 2,
-    "start": lambda x, s: sinpe.add(x * 2, start=s) * 2,
-    "encoding": lambda x, s: sinpe.add(x, T2T, start=s),
-    "name": lambda x, s: sinpe.add(x, "fairseq", start=s),
-    "int": lambda x, s: sinpe.add(x, D, start=s),
-    "factors": lambda x, s: sinpe.add(x, scale=0.3, alpha=0.7, padding_mask=MASK),
-    "alpha": lambda x, s: sinpe.add(x, scale=0.3, alpha=ALPHA),
-    "positions": lambda x, s: sinpe.add(x, T2T, positions=WHOLE),
-    "real positions": lambda x, s: sinpe.add(x, T2T, positions=REAL, padding_mask=MASK),
-    "starts": lambda x, s: sinpe.add(x, T2T, start=torch.tensor([3, 7])),
-    "narrow start": lambda x, s: sinpe.add(x, T2T, start=torch.tensor(250, dtype=torch.uint8)),
-    "sequence first": lambda x, s: sinpe.add(x.transpose(0, 1), T2T, seq_dim=0),
-    "channels first": lambda x, s: sinpe.add(x.transpose(1, 2), T2T, seq_dim=2, channel_dim=1),
-    "in place": lambda x, s: sinpe.add_(x * 1, T2T, start=s),
-    "out": lambda x, s: sinpe.add(x, T2T, out=torch.empty_like(x)),
-    "table": lambda x, s: sinpe.table(x.shape[1], T2T, start=s) + x,
-    "table bf16": lambda x, s: sinpe.table(x.shape[1], D, start=s, dtype=torch.bfloat16),
-    "table out": lambda x, s: sinpe.table(S, T2T, start=s, out=torch.empty(S, D)),
-    "encode": lambda x, s: sinpe.encode(WHOLE, T2T) + x,
-    "encode real": lambda x, s: sinpe.encode(REAL, T2T, dtype=torch.float64) + x,
-    "layer": lambda x, s: LAYER(x, start=s),
-    "layer with options": lambda x, s: OPTIONS(x, positions=WHOLE + 4, padding_mask=MASK),
-    "dropout": lambda x, s: sinpe.add(x * 2, T2T, start=s, dropout=0.3, seed=s) * 2,
-    "dropout drawn": lambda x, s: seeded(lambda: sinpe.add(x, start=s, dropout=0.3) + sinpe.add(x, dropout=0.5)),
-    "dropout, all": lambda x, s: sinpe.add(x, alpha=ALPHA, positions=REAL, padding_mask=MASK, dropout=0.3, seed=SEED),
-    "dropout, float32 angle": lambda x, s: sinpe.add(x.new_zeros(x.shape), FLOAT32, alpha=0.0, dropout=0.3, seed=9),
-    "dropout, channels first": lambda x, s: sinpe.add(
-        x.transpose(1, 2), T2T, seq_dim=2, channel_dim=1, dropout=0.3, seed=9
-    ),
-    "dropout in place": lambda x, s: sinpe.add_(x * 1, T2T, start=s, dropout=0.3, seed=SEED),
-    "dropout of all": lambda x, s: sinpe.add(x, T2T, dropout=1.0),
-    "embed": lambda x, s: sinpe.embed(IDS, x[0], T2T, start=s, scale=3.0) * 2,
-    "embed, dropout": lambda x, s: sinpe.embed(IDS, x[0], alpha=0.5, padding_mask=MASK, dropout=0.3, seed=SEED),
-    "embed, padding": lambda x, s: sinpe.embed(IDS, x[0], T2T, padding_idx=1, encode_padding=False),
-    "layer with dropout": lambda x, s: seeded(lambda: DROPPING(x, start=s)),
-    "embedding layer": lambda x, s: EMBEDDING(IDS).to(x.dtype) + x,
-    "embedding layer in training": lambda x, s: seeded(lambda: EMBEDDING_TRAINED(IDS).to(x.dtype) + x),
-    "layer in training": lambda x, s: TRAINED(x.transpose(0, 1), start=torch.tensor([1, 2])),
-}  # fmt: skip
-LAYER = Layer(D, 0.1, 5000).eval()
-DROPPING = Layer(D, 0.4, encoding=T2T, scale=2.0)
-EMBEDDING = sinpe.SinusoidalEmbedding(S, D, dropout=0.1, encoding=T2T, max_len=100).eval()
-EMBEDDING_TRAINED = sinpe.SinusoidalEmbedding(S, D, 1, dropout=0.1, learned_alpha=True)
-OPTIONS = Layer(D, 0.1, 5000, encoding=T2T, scale=3.0, alpha=0.5).eval()
-TRAINED = Layer(D, 0.0, encoding=T2T, batch_first=False, learned_alpha=True)
-
-
-def same(got: Tensor, want: Tensor) -> bool:
-    """Equal bits; float64 within one ULP if a graph uses another test's kernels and `want` comes from eager PyTorch."""
-    if got.dtype == torch.float64 and loader.setting() == "eager":
-        return torch.allclose(got, want, rtol=0, atol=2.0**-49)
-    return torch.equal(got, want)
-
-
-def seeded(call: Callable[[], Tensor]) -> Tensor:
-    """Marks a call that draws from torch's generator; the tests set its seed before each call."""
-    return call()
-
-
-@pytest.mark.sampled("values")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("name", CALLS)
-def test_full_graph_equals_eager(name: str, dtype: torch.dtype) -> None:
-    call, given = CALLS[name], x(dtype=dtype)
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    torch.manual_seed(7)
-    got = compiled(given, 3)
-    torch.manual_seed(7)
-    want = call(given, 3)
-    assert same(got, want) and got.dtype == want.dtype and got.stride() == want.stride()
-
-
-INDUCED = [
-    "fused sum", "factors", "real positions", "sequence first", "layer with options", "dropout", "dropout drawn",
-    "dropout, all", "embed, dropout", "embedding layer", "embedding layer in training", "layer with dropout",
-]  # fmt: skip
-
-
-@needs_inductor
-@pytest.mark.parametrize("name", INDUCED)
-def test_inductor_equals_eager(name: str) -> None:
-    call = CALLS[name]
-    compiled = torch.compile(call, fullgraph=True)
-    torch.manual_seed(7)
-    got = compiled(x(), 3)
-    torch.manual_seed(7)
-    assert torch.equal(got, call(x(), 3))
-    if name in ("dropout drawn", "layer with dropout"):  # a second run draws a new seed
-        assert not torch.equal(compiled(x(), 3), got)
-
-
-@needs_inductor
-def test_inductor_fuses_the_sum_in_bfloat16() -> None:
-    """Rounded once, as by add alone; Inductor decides about the roundings of neighbouring operations."""
-    given = x(dtype=torch.bfloat16)
-    got = torch.compile(lambda t: sinpe.add(t, T2T, scale=0.3), fullgraph=True)(given)
-    assert torch.equal(got, sinpe.add(given, T2T, scale=0.3))
-
-
-@pytest.mark.parametrize("backend_name", EVERY_BACKEND)
-def test_float32_angles(backend_name: str) -> None:
-    got = torch.compile(lambda t: sinpe.add(t, FLOAT32), fullgraph=True, backend=backend_name)(x())
-    assert torch.allclose(got, sinpe.add(x(), FLOAT32), **FLOAT32_ANGLES)
-
-
-SIZES = [(2, 5, 0), (3, 7, 2), (4, 9, 11), (5, 12, -3), (6, 2, 9), (2, 30, 10**6)]
-GRAPHS: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "add": lambda x, s: sinpe.add(x, start=s),
-    "add name": lambda x, s: sinpe.add(x * 2, "t2t", start=s, scale=3.0),
-    "add starts": lambda x, s: sinpe.add(x, T2T, start=torch.full((x.shape[0],), 3)),
-    "table": lambda x, s: sinpe.table(x.shape[1], T2T, start=s) + x,
-    "dropout": lambda x, s: sinpe.add(x, start=s, dropout=0.3, seed=s),
-    "embed": lambda x, s: sinpe.embed((x[..., 0] > 0).long(), WEIGHT, start=s, dropout=0.3, seed=4),
-    "layer": lambda x, s: FREE(x, start=s),
-    "sequence first": lambda x, s: TRAINED(x, start=s),
-}
-FREE = Layer(D).eval()
-WEIGHT = torch.randn(2, D, generator=torch.Generator().manual_seed(1)).requires_grad_()
-
-
-@pytest.mark.bad_input(25, "compiled")
-@pytest.mark.parametrize("name", GRAPHS)
-def test_second_graph_serves_all_sizes_and_starts(name: str) -> None:
-    """The first graph has constant sizes; the second, compiled when they change, has symbolic ones."""
-    counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(GRAPHS[name], fullgraph=True, backend=counter)
-    for batch, length, start in SIZES:
-        given = x(batch, length, D)
-        assert torch.equal(compiled(given, start), GRAPHS[name](given, start))
-    assert counter.frame_count == 2
-
-
-def test_decoding_compiles_two_graphs() -> None:
-    counter = CompileCounterWithBackend("eager")
-    compiled = torch.compile(LAYER, fullgraph=True, backend=counter)
-    token = x(1, 1, D)
-    for start in range(0, 60, 3):
-        assert torch.equal(compiled(token, start=start), LAYER(token, start=start))
-    assert counter.frame_count == 2
-
-
-def test_each_width_and_encoding_compiles_its_own_graph() -> None:
-    counter = CompileCounterWithBackend("eager")
-    compiled = torch.compile(lambda t, e: sinpe.add(t, e), fullgraph=True, backend=counter)
-    for width in (4, 6, 8, 6, 4):
-        assert torch.equal(compiled(x(S, width), None), sinpe.add(x(S, width)))
-    for encoding in (T2T, FLOAT32, "t2t", D, T2T, FLOAT32):
-        assert torch.equal(compiled(x(), encoding), sinpe.add(x(), encoding))
-    assert counter.frame_count <= 3 + 4
-    table = torch.compile(lambda n, d: sinpe.table(n, d), fullgraph=True, backend="eager")
-    for length, dim in ((3, 4), (4, 6), (4, 9)):
-        assert torch.equal(table(length, dim), sinpe.table(length, dim))
-
-
-def test_limits_are_checked_in_a_graph() -> None:
-    limited = Layer(D, 0.0, 10).eval()
-    compiled = torch.compile(limited, backend="aot_eager")
-    assert torch.equal(compiled(x(), start=5), limited(x(), start=5))
-    with pytest.raises(IndexError, match="start: expected rows at positions 0 to 9"):
-        compiled(x(), start=6)
-    torch._dynamo.reset()  # torch does not compile a function again that has raised
-    with pytest.raises(RuntimeError, match="positions: expected 0 to 9"):
-        compiled(x(), positions=WHOLE)
-    with pytest.raises((RuntimeError, ValueError), match="int64"):  # from the kernel and from eager PyTorch
-        torch.compile(lambda s: sinpe.table(S, D, start=s), fullgraph=True, backend="aot_eager")(2**63 - 2)
-
-
-def test_errors_in_a_graph() -> None:
-    """Without fullgraph the call runs outside the graph and raises the usual message."""
-    for call, error, message in (
-        (lambda t: sinpe.add(t, 6), ValueError, "x: expected 6 channels"),
-        (lambda t: sinpe.add(t, positions=MASK), TypeError, "positions: .* got torch.bool"),
-        (lambda t: sinpe.add(t, start=1.5), TypeError, "start: expected int, got float"),
-        (lambda t: sinpe.add(t, seq_dim=5), IndexError, "seq_dim: expected -3 to 2"),
-    ):
-        with pytest.raises(error, match=message):
-            torch.compile(call, backend="eager")(x())
-
-
-@pytest.mark.bad_input(25, "compiled", "layer")
-@pytest.mark.parametrize("strict", [False, True])
-def test_export(strict: bool) -> None:
-    length = torch.export.Dim("length")
-    program = torch.export.export(FREE, (x(),), dynamic_shapes=({1: length},), strict=strict)
-    saved = io.BytesIO()
-    torch.export.save(program, saved)
-    saved.seek(0)
-    for exported in (program, torch.export.load(saved)):
-        for given in (x(), x(B, 11, D), x(B, 300, D)):
-            assert torch.equal(exported.module()(given), FREE(given))
-
-
-def test_torch_func_in_a_graph() -> None:
-    batch, positions = x(3, B, S, D), torch.rand(3, S)
-
-    def call(given: Tensor, at: Tensor) -> Tensor:
-        return torch.func.vmap(lambda t, p: sinpe.add(t, T2T, positions=p))(given, at)
-
-    assert torch.equal(
-        torch.compile(call, fullgraph=True, backend="aot_eager")(batch, positions), call(batch, positions)
+def inputs(batch: int = 2, length: int = 5, start: int = 3, dtype: torch.dtype = torch.float32) -> Inputs:
+    generator = torch.Generator().manual_seed(batch + length)
+    return Inputs(
+        x=torch.randn(batch, length, D, generator=generator).to(dtype),
+        ids=torch.randint(VOCABULARY, (batch, length), generator=generator),
+        real=torch.rand(batch, length, generator=generator, dtype=torch.float64) * 1000,
+        mask=torch.rand(batch, length, generator=generator) < 0.4,
+        picture=torch.randn(batch, length, length + 3, D, generator=generator).to(dtype),
+        start=start,
+        tensor=torch.tensor(start),
+        starts=torch.arange(batch) * 7 + start,
+        seed=torch.tensor(start * 2**33 + 5),
+        alpha=torch.tensor([0.7]),
+        weight=torch.randn(VOCABULARY, D, generator=generator),
     )
 
 
-def test_constant_in_graph_equals_assume_constant_result() -> None:
-    """`constant_in_graph` sets the same attribute as torch.compiler.assume_constant_result."""
-
-    def marked() -> None: ...
-
-    torch.compiler.assume_constant_result(marked)
-    assert vars(marked) == vars(tracing.constant_in_graph(lambda: None))
+def layer(make: Callable[..., nn.Module], *arguments: Any, training: bool = False, **options: Any) -> nn.Module:
+    torch.manual_seed(2)
+    return make(*arguments, **options).train(training)
 
 
-def test_kernels_are_loaded_before_the_graph_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    compiled = loader.compiled
-    monkeypatch.setattr(loader, "compiled", lambda device: asked.append(device) or compiled(device))
-    torch.compile(lambda t: sinpe.add(t, T2T), fullgraph=True, backend="eager")(x())
-    assert asked == ["cpu"]
+Layer, Embedding = sinpe.SinusoidalPositionalEncoding, sinpe.SinusoidalEmbedding
+LIMITED = layer(Layer, D, 0.1, 20_000, scale=3.0)
+OPTIONS = layer(Layer, D, 0.0, encoding=T2T, alpha=0.5)
+LEARNED = layer(Layer, D, P, learned_alpha=True, batch_first=False, training=True)
+DROPPING = layer(Layer, D, P, training=True)
+TOKENS = layer(Embedding, VOCABULARY, D, 0, scale=2.0, encode_padding=False)
+TRAINED_TOKENS = layer(Embedding, VOCABULARY, D, dropout=P, learned_alpha=True, training=True)
+TIMESTEPS = layer(sinpe.TimestepEncoding, D)
+PATCHES = layer(Layer, D, 0.1, encoding=GRID)
+
+CALLS: dict[str, Callable[[Inputs], Tensor]] = {
+    "add": lambda i: sinpe.add(i.x * 2, T2T, start=i.start) * 3,
+    "add, name": lambda i: sinpe.add(i.x, "fairseq", start=i.start, scale=3.0),
+    "add, width": lambda i: sinpe.add(i.x, D, scale=0.3, alpha=0.7, padding_mask=i.mask),
+    "add, tensors": lambda i: sinpe.add(i.x, scale=0.3, alpha=i.alpha, start=i.tensor),
+    "add, starts": lambda i: sinpe.add(i.x, T2T, start=i.starts),
+    "add, narrow start": lambda i: sinpe.add(i.x, T2T, start=torch.tensor(250, dtype=torch.uint8)),
+    "add, positions": lambda i: sinpe.add(i.x, "fairseq", positions=i.ids * 3),
+    "add, real positions": lambda i: sinpe.add(i.x, T2T, positions=i.real, padding_mask=i.mask),
+    "add, sequence first": lambda i: sinpe.add(i.x.transpose(0, 1), T2T, seq_dim=0),
+    "add, channels first": lambda i: sinpe.add(i.x.transpose(1, 2), T2T, seq_dim=2, channel_dim=1),
+    "add_": lambda i: sinpe.add_(i.x * 1, T2T, start=i.start),
+    "add, out": lambda i: sinpe.add(i.x, T2T, out=torch.empty_like(i.x)),
+    "table": lambda i: sinpe.table(i.x.shape[1], T2T, start=i.start) + i.x,
+    "table, bfloat16": lambda i: sinpe.table(i.x.shape[1], D, start=i.start, dtype=torch.bfloat16),
+    "table, out": lambda i: sinpe.table(i.x.shape[1], T2T, out=torch.empty(i.x.shape[1], D)),
+    "encode": lambda i: sinpe.encode(i.ids * 1000003, T2T),
+    "encode, real": lambda i: sinpe.encode(i.real, D, dtype=torch.float64) * 2,
+    "layer": lambda i: LIMITED(i.x, start=i.start),
+    "layer, options": lambda i: OPTIONS(i.x, positions=i.ids + 4, padding_mask=i.mask),
+    "timesteps": lambda i: TIMESTEPS(i.real),
+    "embed": lambda i: sinpe.embed(i.ids, i.weight, T2T, start=i.start, scale=2.0) * 2,
+    "embed, padding": lambda i: sinpe.embed(i.ids, i.weight, T2T, padding_idx=1, encode_padding=False),
+    "embedding": lambda i: TOKENS(i.ids, start=i.starts),
+    "grid": lambda i: sinpe.add(i.picture, GRID, start=(2, 3)),
+    "grid, name": lambda i: sinpe.add(i.picture, "timm2d", scale=2.0, alpha=0.5),
+    "grid, channels first": lambda i: sinpe.add(i.picture.movedim(-1, 1), GRID, channel_dim=1),
+    "grid, in place": lambda i: sinpe.add_(i.picture.clone(), GRID),
+    "grid, positions": lambda i: sinpe.add(i.picture[:, :, 0], GRID, grid_shape=(1, i.x.shape[1]),
+                                           positions=torch.stack([i.real, i.real], -1)),
+    "grid, starts": lambda i: sinpe.add(i.picture, GRID, start=torch.stack([i.starts, i.starts], -1)),
+    "grid, layer": lambda i: PATCHES(i.picture),
+    "grid, table": lambda i: sinpe.table((i.x.shape[1], 5), GRID, extra_tokens=1, start=(2, i.start)),
+    # with dropout
+    "dropout": lambda i: sinpe.add(i.x * 2, T2T, start=i.start, dropout=P, seed=i.start) * 2,
+    "dropout, all": lambda i: sinpe.add(
+        i.x, alpha=i.alpha, positions=i.real, padding_mask=i.mask, dropout=P, seed=i.seed
+    ),
+    "dropout, drawn": lambda i: sinpe.add(i.x, start=i.starts, dropout=P) + sinpe.add(i.x, dropout=0.5),
+    "dropout, float32 angles": lambda i: sinpe.add(i.x, FLOAT32, alpha=0.0, dropout=P, seed=9),
+    "dropout, channels first": lambda i: sinpe.add(
+        i.x.transpose(1, 2), T2T, seq_dim=2, channel_dim=1, dropout=P, seed=i.seed
+    ),
+    "dropout, in place": lambda i: sinpe.add_(i.x * 1, T2T, start=i.start, dropout=P, seed=i.seed),
+    "dropout of everything": lambda i: sinpe.add(i.x, T2T, dropout=1.0),
+    "dropout, layer": lambda i: DROPPING(i.x, start=i.start),
+    "dropout, layer, learned": lambda i: LEARNED(i.x, start=i.tensor, seed=i.seed),
+    "dropout, embed": lambda i: sinpe.embed(i.ids, i.weight, alpha=0.5, padding_mask=i.mask, dropout=P, seed=i.seed),
+    "dropout, embedding": lambda i: TRAINED_TOKENS(i.ids, start=i.start),
+    "dropout, grid": lambda i: sinpe.add(i.picture, GRID, dropout=P, seed=i.seed),
+    "dropout, grid, extra tokens": lambda i: sinpe.add(
+        i.picture.flatten(1, 2)[:, : 2 * i.x.shape[1] + 1], GRID, grid_shape=(2, i.x.shape[1]), extra_tokens=1,
+        scale=2.0, dropout=P, seed=3,
+    ),
+    "dropout, extra tokens": lambda i: sinpe.add(i.x, T2T, extra_tokens=1, dropout=P, seed=3),
+}  # fmt: skip
+
+
+def ids_of(x: Tensor) -> Tensor:
+    return (x[..., 0] * 0).long() + 3
+
+
+WEIGHT = torch.randn(9, D, generator=torch.Generator().manual_seed(1))
+# Calls that use the length T of x, (B, T, D), as a size, a start or a factor; test_export.py and test_onnx.py, too.
+SIZED: dict[str, Callable[[Tensor], Any]] = {
+    "positions.relative": lambda x: sinpe.encode(sinpe.positions.relative(x.size(1)), D),
+    "positions.relative of a cache": lambda x: sinpe.positions.relative(x.size(1) + 7),
+    "positions.from_padding_idx, past": lambda x: sinpe.positions.from_padding_idx(ids_of(x), 1, past=x.size(1))[0],
+    "positions.packed, total": lambda x: sinpe.positions.packed(torch.tensor([0, 2]), total=x.size(1)),
+    "positions.grid": lambda x: sinpe.positions.grid((x.size(1), 3), start=x.size(1)),
+    "positions.from_mask_2d, scale": lambda x: sinpe.positions.from_mask_2d(
+        x[..., :3] > 9, normalize=True, scale=x.size(1) / 2, eps=1 / x.size(1)
+    ),
+    "table, length": lambda x: sinpe.table(2 * x.size(1) - 1, T2T, start=1 - x.size(1)),
+    "table of a grid": lambda x: sinpe.table((x.size(1), 3), GRID, start=(x.size(1), 1)),
+    "table, extra_tokens": lambda x: sinpe.table(4, T2T, extra_tokens=x.size(1)),
+    "encode, positions divided": lambda x: sinpe.encode(torch.arange(x.size(1)) / x.size(1), T2T),
+    "add, start": lambda x: sinpe.add(x, T2T, start=x.size(1)),
+    "add, dropout, start": lambda x: sinpe.add(x, T2T, start=x.size(1), dropout=0.5, seed=1),
+    "add of a grid": lambda x: sinpe.add(x.unsqueeze(1).expand(-1, 3, -1, D), GRID),
+    "add, grid_shape": lambda x: sinpe.add(x, GRID, grid_shape=(1, x.size(1))),
+    "add, scale": lambda x: sinpe.add(x, T2T, scale=x.size(1) ** 0.5),
+    "add, scale an int": lambda x: sinpe.add(x, T2T, scale=x.size(1)),
+    "add_, scale and alpha": lambda x: sinpe.add_(x + 0, T2T, scale=x.size(1) / 4, alpha=x.size(1) ** 0.5),
+    "add, dropout, alpha": lambda x: sinpe.add(x, T2T, alpha=x.size(1) ** 0.5, dropout=0.5, seed=1),
+    "add of a grid, scale": lambda x: sinpe.add(x.unsqueeze(1), GRID, scale=x.size(1) ** 0.5, alpha=x.size(1) / 3),
+    "layer with max_len, start": lambda x: LIMITED(x, start=x.size(1)),
+    "embed, scale": lambda x: sinpe.embed(ids_of(x), WEIGHT, T2T, scale=x.size(1) ** 0.5, alpha=x.size(1)),
+    "embed, dropout, start": lambda x: sinpe.embed(ids_of(x), WEIGHT, T2T, start=x.size(1), dropout=0.5, seed=1),
+}
+EVERY: dict[str, Callable[[Inputs], Any]] = CALLS | {
+    f"size: {name}": lambda i, call=call: call(i.x)  # type: ignore[misc]
+    for name, call in SIZED.items()
+}
+SIZES = [(2, 5, 3), (3, 7, 2), (5, 30, 100)]
+CHUNKS = [[*EVERY][first : first + 5] for first in range(0, len(EVERY), 5)]  # a graph of several calls takes less time
+
+
+def check(call: Callable[[Inputs], Any], got: Any, given: Inputs, name: str) -> None:
+    """Equal bits; float64 within one ULP if a graph uses another test's kernels and `want` comes from eager PyTorch."""
+    want = call(given)
+    assert (got.dtype, got.stride()) == (want.dtype, want.stride()), name
+    bound = 2.0**-42 if got.dtype == torch.float64 and loader.setting() == "eager" else 0.0
+    torch.testing.assert_close(got, want, rtol=0.0, atol=bound, msg=lambda text: f"{name}: {text}")
+    assert torch.equal(got == 0, want == 0), name
+
+
+def run_all(names: list[str], sizes: Any, dtype: torch.dtype, compiler: str, dynamic: bool | None) -> None:
+    """Compares each size. The first graph may have constant sizes, the next one serves all: one more raises."""
+    calls = [EVERY[name] for name in names]
+    together = lambda given: [call(given) for call in calls]  # noqa: E731
+    compiled = torch.compile(together, fullgraph=True, backend=compiler, dynamic=dynamic)
+    for index, size in enumerate(sizes):
+        given = inputs(*size, dtype=dtype)
+        torch.manual_seed(index)
+        with torch._dynamo.config.patch(error_on_recompile=index >= (1 if dynamic else 2)):
+            results = compiled(given)
+        torch.manual_seed(index)
+        for name, got in zip(names, results, strict=True):
+            check(EVERY[name], got, given, name)
+
+
+DTYPES = torch.float32, torch.bfloat16, torch.float64
+COMPILERS = [pytest.param(k, "eager" if k % 6 else "aot_eager", id=" | ".join(c)) for k, c in enumerate(CHUNKS)]
+OTHERS = [
+    pytest.param(k, "aot_eager" if k % 6 else "inductor", marks=pytest.mark.thorough("the same with another compiler"))
+    for k in range(len(CHUNKS))
+]
+
+
+@pytest.mark.bad_input(25, "compiled", "layer", "embedding", "grid", "timestep")
+@pytest.mark.parametrize(("number", "compiler"), [*COMPILERS, *OTHERS])
+def test_one_dynamic_graph_serves_all_sizes(number: int, compiler: str) -> None:
+    run_all(CHUNKS[number], SIZES, DTYPES[number % 3] if compiler != "inductor" else torch.float32, compiler, True)
+
+
+SOME = ["add", "layer", "embedding", "dropout, drawn", "dropout, grid"]
+
+
+def test_two_graphs_serve_all_sizes_and_starts() -> None:
+    """The first has the sizes of the first call; the second, compiled when they change, has symbolic ones."""
+    run_all(SOME, SIZES, torch.float32, "eager", None)
+
+
+NARROW = inputs().x.bfloat16()
+
+
+@needs_inductor
+def test_inductor_equals_eager() -> None:
+    """Each operator, what Inductor fuses, and gradients."""
+    names = ["add", "add, width", "dropout, all", "dropout, drawn", "encode, real", "embed", "dropout, grid", "table"]
+
+    def call(given: Inputs, narrow: Tensor) -> Any:
+        results = [CALLS[name](given) for name in names]
+        narrow = sinpe.add(narrow, T2T, scale=0.3)  # rounded once, as by add alone
+        trained = sinpe.embed(given.ids, given.weight, alpha=given.alpha, dropout=P, seed=given.seed)
+        return results, narrow, sinpe.add(given.x, FLOAT32), trained
+
+    given = inputs()._replace(weight=inputs().weight.requires_grad_(), alpha=torch.tensor([0.7], requires_grad=True))
+    compiled = torch.compile(call, fullgraph=True)
+    torch.manual_seed(7)
+    results, *others = compiled(given, NARROW)
+    torch.manual_seed(7)
+    for name, got in zip(names, results, strict=True):
+        check(CALLS[name], got, given, name)
+    _, narrow, rounded, trained = call(given, NARROW)
+    assert torch.equal(others[0], narrow) and torch.allclose(others[1], rounded, **FLOAT32_ANGLES)
+    assert torch.equal(others[2], trained)
+    learned = given.weight, given.alpha
+    for got, want in zip(*(torch.autograd.grad(t.sin().sum(), learned) for t in (others[2], trained)), strict=True):
+        assert torch.allclose(got, want, **GRADIENT)
+    assert not torch.equal(compiled(given, NARROW)[0][3], results[3])  # a second run draws a new seed
+
+
+DIFFERENTIABLE = [name for name, call in PUBLIC.items() if call.tensors]
+
+
+@pytest.mark.parametrize("compiler", EVERY_BACKEND)
+@pytest.mark.parametrize("first", range(4))
+def test_gradients(first: int, compiler: str) -> None:
+    """Of all public functions and layers; the backward graph recomputes masks from the seed of the forward graph."""
+    names = DIFFERENTIABLE[first::4]
+    given = [{n: t.clone().requires_grad_() for n, t in PUBLIC[name].tensors.items()} for name in names]
+    every = [t for tensors in given for t in tensors.values()]
+    run = lambda given: [PUBLIC[name].run(**tensors) for name, tensors in zip(names, given, strict=True)]  # noqa: E731
+    derivatives = []
+    for function in (torch.compile(run, fullgraph=True, backend=compiler), run):
+        results = function(given)
+        derivatives.append(torch.autograd.grad(torch.stack([t.square().sum() for t in results]).sum(), every))
+    for got, want in zip(*derivatives, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("compiler", EVERY_BACKEND)
+def test_training_equals_eager(compiler: str) -> None:
+    """float32, drawn seeds, float positions, and several encodings, each a constant of its own."""
+    torch.manual_seed(0)
+    front = Embedding(9, D, 0, dropout=0.2, learned_alpha=True)
+    model = nn.Sequential(
+        front, Layer(D, 0.2, encoding=T2T, learned_alpha=True), Layer(D, 0.2, encoding=FLOAT32), nn.Linear(D, 1)
+    )
+    ids, at = torch.arange(10).reshape(2, 5) % 9, torch.rand(5, requires_grad=True)
+    model[1].register_forward_hook(lambda module, _, result: sinpe.add(result, "paper", positions=at, dropout=0.1))
+    gradients = []
+    for run in (model, torch.compile(model, fullgraph=True, backend=compiler)):
+        torch.manual_seed(4)
+        gradients.append(torch.autograd.grad(run(ids).square().sum(), [at, *model.parameters()]))
+    for got, want in zip(*gradients, strict=True):
+        assert torch.allclose(got, want, **GRADIENT)
+
+
+def graphs(call: Callable[..., Tensor], each: list[tuple[Any, ...]]) -> int:
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(call, fullgraph=True, backend=counter)
+    for arguments in each:
+        assert torch.equal(compiled(*arguments), call(*arguments))
+    return int(counter.frame_count)
+
+
+X = inputs().x
+FACTORS = 0.3, 0.4, 0.5, 0.6
+LEFT: dict[str, Callable[[], int]] = {  # calls that recompile more often than necessary, or raise
+    "a float scale that changes, with dropout": lambda: graphs(
+        lambda x, a: sinpe.add(x, scale=a, dropout=P, seed=3), [(X, a) for a in FACTORS]
+    ),
+    "a grid interpolated to a size that changes": lambda: graphs(
+        lambda x: sinpe.add(x, GRID.interpolated((4, 4), tuple(x.shape[1:3]))),
+        [(inputs(2, length).picture,) for length in (3, 4, 5, 6)],
+    ),
+    "a torch.Generator for a seed": lambda: graphs(
+        lambda x: sinpe.add(x, dropout=P, seed=torch.Generator().manual_seed(3)), [(X,)]
+    ),
+}
+
+
+@pytest.mark.xfail(strict=True, reason="known limitation: a graph per value, or an error")
+@pytest.mark.parametrize("name", LEFT)
+def test_known_limitations(name: str) -> None:
+    assert LEFT[name]() <= 2
+
+
+def test_changing_numbers_do_not_recompile() -> None:
+    """A changing float scale recompiles with dropout, see above."""
+    assert graphs(lambda x, a: sinpe.add(x, alpha=a, dropout=P, seed=3), [(X, a) for a in FACTORS]) <= 2
+    assert graphs(lambda x, a: sinpe.add(x, scale=a, alpha=a), [(X, a) for a in FACTORS]) <= 2
+    each = [(X, torch.tensor(a)) for a in FACTORS]
+    assert graphs(lambda x, a: sinpe.add(x, alpha=a, dropout=P, seed=3), each) == 1
+    token = inputs(1, 1).x
+    assert graphs(lambda x, s: LIMITED(x, start=s), [(token, s) for s in range(0, 60, 9)]) == 2  # decoding
+
+
+def test_each_width_and_encoding_compiles_its_own_graph() -> None:
+    assert graphs(lambda x: sinpe.add(x), [(torch.ones(5, width),) for width in (4, 6, 8, 6, 4)]) <= 3
+    each = [(X, encoding) for encoding in (T2T, FLOAT32, "t2t", D, T2T, FLOAT32)]
+    assert graphs(lambda x, e: sinpe.add(x, e), each) <= 4
+
+
+def test_errors_and_limits_in_a_graph() -> None:
+    """Without fullgraph a call that is refused runs outside of the graph and raises the usual message."""
+    limited, x = Layer(D, 0.0, 10).eval(), X
+    compiled = torch.compile(limited, backend="aot_eager")
+    assert torch.equal(compiled(x, start=5), limited(x, start=5))
+    with pytest.raises(IndexError, match="start: expected rows at positions 0 to 9"):
+        compiled(x, start=6)
+    torch._dynamo.reset()  # torch does not compile a function again that has raised
+    with pytest.raises(RuntimeError, match="positions: expected 0 to 9"):
+        compiled(x, positions=torch.arange(10).reshape(2, 5) * 3)
+    with pytest.raises((RuntimeError, ValueError), match="int64"):  # from the kernel and from eager PyTorch
+        torch.compile(lambda s: sinpe.table(5, D, start=s), fullgraph=True, backend="aot_eager")(2**63 - 2)
+    for call, error, message in (
+        (lambda x: sinpe.add(x, 6), ValueError, "x: expected 6 channels"),
+        (lambda x: sinpe.add(x, positions=x[..., 0] > 0), TypeError, "positions: .* got torch.bool"),
+        (lambda x: sinpe.add(x, start=1.5), TypeError, "start: expected int, got float"),
+        (lambda x: sinpe.add(x, seq_dim=5), IndexError, "seq_dim: expected -3 to 2"),
+    ):
+        with pytest.raises(error, match=message):
+            torch.compile(call, backend="eager")(x)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible")
+@pytest.mark.parametrize("dropout", [0.0, P])
+def test_reduce_overhead(dropout: float) -> None:
+    """Replayed CUDA graphs: the same results, and another mask for another seed."""
+    weight = WEIGHT.cuda()
+
+    def call(ids: Tensor, start: Tensor, seed: Tensor) -> Tensor:
+        tokens = sinpe.embed(ids, weight, T2T, start=start, dropout=dropout, seed=seed)
+        return sinpe.add(tokens * 2, dropout=dropout, seed=seed + 1)
+
+    compiled = torch.compile(call, fullgraph=True, mode="reduce-overhead")
+    for k in range(5):  # recorded in the second run, replayed afterwards
+        ids = torch.randint(9, (2, 5), generator=torch.Generator().manual_seed(k)).cuda()
+        start, seed = torch.tensor(k * 1000, device="cuda"), torch.tensor(k, device="cuda")
+        torch.compiler.cudagraph_mark_step_begin()
+        assert torch.equal(compiled(ids, start, seed).clone(), call(ids, start, seed))
+
+
+COLD = """
+import torch
+
+class Guard:
+    def __enter__(self): print("a graph break")
+    def __exit__(self, *_): pass
+
+def call(x):
+    import sinpe_ext as sinpe
+    with Guard():
+        return x + sinpe.{call}
+
+x = torch.zeros(4, 6)
+compiled = torch.compile(call, backend="eager")
+got = compiled(x)
+assert torch.equal(compiled(x), got) and torch.equal(got, call(x))
+"""
+OTHERS = pytest.mark.thorough("the same with add")
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["add(x)", *(pytest.param(c, marks=OTHERS) for c in ("table(4, 6)", "identify(sinpe.table(40, 6))[0].max_error"))],
+)
+def test_first_call_of_a_process(call: str) -> None:
+    """Nothing is cached, and the library itself is imported in the function."""
+    _, err = finished(start_forked(COLD.replace("{call}", call), library_environment()))
+    assert "recompile_limit" not in err and "sinpe_ext" not in err, err
+
+
+SOME_PUBLIC = ["encode", "add", "add, grid", "embed, dropout", "SinusoidalEmbedding"]
+
+
+def test_function_that_is_not_compiled() -> None:
+    """Where torch.compile gives up the calling function, it must not compile functions of this library one by one."""
+
+    def interrupted(given: list[dict[str, Tensor]]) -> list[Tensor]:
+        try:
+            torch._dynamo.graph_break()
+            return [PUBLIC[name].run(**tensors) for name, tensors in zip(SOME_PUBLIC, given, strict=True)]
+        finally:
+            pass
+
+    compiled = torch.compile(interrupted, backend="eager")
+    for factor in (1.0, 0.5):
+        given = [{k: (t * factor).requires_grad_() for k, t in PUBLIC[name].tensors.items()} for name in SOME_PUBLIC]
+        results, wants = compiled(given), interrupted(given)
+        for name, tensors, got, want in zip(SOME_PUBLIC, given, results, wants, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+            grads = [torch.autograd.grad(t.square().sum(), [*tensors.values()]) for t in (got, want)]
+            torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-9)
+
+
+def test_functions_can_be_compiled_by_themselves() -> None:
+    graphs = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    x, ids, weight = torch.zeros(2, 4, 8), torch.tensor([[0, 1]]), torch.ones(3, 8)
+    for function, arguments in (
+        (sinpe.add, (x,)),
+        (sinpe.encode, (x[0, 0], 8)),
+        (sinpe.embed, (ids, weight)),
+        (Layer(8), (x,)),
+        (sinpe.TimestepEncoding(8), (x[0, 0],)),
+    ):
+        torch._dynamo.reset()
+        graphs.clear()
+        torch.compile(function, backend=keep, fullgraph=True)(*arguments)
+        assert len(graphs) == 1

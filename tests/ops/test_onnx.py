@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from test_compile import SIZED
+from test_compile import D as SIZED_D
 from torch import Tensor, nn
-from traced_models import Call, ids, x
 
 import sinpe_ext as sinpe
 from sinpe_ext.encodings.plan import plan
@@ -34,6 +35,25 @@ D = 16
 FAR = [0, -1, 2**31, -(2**31) - 1, 2**40 + 1, 2**53 + 1, 2**62, 2**63 - 1, -(2**63)]
 ANY = torch.export.Dim.DYNAMIC
 BOTH = {0: ANY, 1: ANY}
+
+
+class Call(nn.Module):
+    """A function as a model."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+
+def x(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def ids(*shape: int) -> Tensor:
+    return torch.randint(20, shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
 def seeded(make: Callable[[], nn.Module]) -> nn.Module:
@@ -125,7 +145,7 @@ def ulps(got: Tensor, want: Tensor) -> int:
     return int((order(got) - order(want)).abs().masked_fill(want.isnan(), 0).max())
 
 
-@pytest.mark.sampled(6, "test_torchscript_exporter has all calls")
+@pytest.mark.sampled(7, "each export takes a second or more")
 @pytest.mark.parametrize("name", CASES)
 def test_onnxruntime_equals_eager(name: str) -> None:
     model, arguments, sizes, others = CASES[name]
@@ -139,7 +159,7 @@ def test_onnxruntime_equals_eager(name: str) -> None:
             assert ulps(run(ready, given), want) <= FLOAT32_ULP, given
 
 
-@pytest.mark.parametrize("name", ["layer", "embedding", "timesteps", "add, start tensor", "grid"])
+@pytest.mark.parametrize("name", ["add, start tensor"])
 def test_export_contains_standard_operators_only(name: str) -> None:
     """From torch.export, which would otherwise keep our operators."""
     model, arguments, sizes, others = CASES[name]
@@ -154,6 +174,38 @@ def test_export_contains_standard_operators_only(name: str) -> None:
         assert ulps(program.module()(*given).detach(), want) <= FLOAT32_ULP
         assert ulps(run(ready, given), want) <= FLOAT32_ULP
     assert "sinpe_ext" in str(torch.export.export(model, arguments, dynamic_shapes=shapes).graph)
+
+
+REFUSED = {"positions.packed, total": "searchsorted"} | {  # which torch's exporter does not know
+    name: "dropout: expected none" for name in SIZED if "dropout" in name
+}
+ACCEPTED = [name for name in SIZED if name not in REFUSED]
+
+
+@pytest.mark.parametrize("name", ["positions.packed, total", "add, dropout, start"])
+def test_what_onnx_has_not_is_refused(name: str) -> None:
+    sizes = (({1: torch.export.Dim("T", min=2, max=9999)},),)
+    with pytest.raises(torch.onnx.errors.OnnxExporterError) as refused:
+        torch.onnx.export(Call(SIZED[name]), (x(1, 5, SIZED_D),), dynamo=True, dynamic_shapes=sizes, verbose=False)
+    assert REFUSED[name] in f"{refused.value} {refused.value.__cause__}"
+
+
+@pytest.mark.sampled(9, "an export of several calls takes some seconds")
+@pytest.mark.parametrize("first", range(0, len(ACCEPTED), 4))
+def test_sizes_stay_symbolic(first: int) -> None:
+    names = ACCEPTED[first : first + 4]
+    model = Call(lambda x: [x + 0, *(SIZED[name](x) for name in names)])
+    sizes = (({1: torch.export.Dim("T", min=2, max=9999)},),)
+    with torch.no_grad():
+        ready = session(torch.onnx.export(model, (x(1, 5, SIZED_D),), dynamo=True, dynamic_shapes=sizes, verbose=False))
+        for length in (5, 6, 11):
+            given = x(1, length, SIZED_D)
+            results = ready.run(None, {ready.get_inputs()[0].name: given.numpy()})[1:]
+            for name, got in zip(names, results, strict=True):
+                want = SIZED[name](given)
+                assert got.shape == want.shape and torch.allclose(
+                    torch.from_numpy(got).double(), want.double(), atol=1e-6
+                )
 
 
 def test_model_in_training_mode_is_rejected() -> None:
@@ -231,6 +283,7 @@ SINGLE_ENCODINGS = {**ENCODINGS, "512": sinpe.Encoding(512), "unit": sinpe.conve
 @pytest.mark.parametrize("encoding", SINGLE_ENCODINGS)
 def test_arithmetic_in_float32(encoding: str, positions: str) -> None:
     chosen, at = SINGLE_ENCODINGS[encoding], SINGLE_POSITIONS[positions]
+    at = at[::10] if encoding == "512" else at
     got = onnx_graph.encode(plan(chosen), at, torch.float32, onnx_graph.SINGLE)
     assert ulps(got, sinpe.encode(at, chosen)) <= FLOAT32_ULP
 
@@ -251,7 +304,8 @@ def test_what_float32_arithmetic_cannot_do_is_refused() -> None:
         onnx_graph.table(plan(T2T), 3, 2**33, torch.float32, torch.device("cpu"), onnx_graph.SINGLE)
 
 
-@pytest.mark.parametrize("name", ["layer", "embedding", "timesteps", "add, start tensor", "grid", "table", "points"])
+@pytest.mark.sampled(9, "each export takes a second or more")
+@pytest.mark.parametrize("name", ["embedding", "layer", "timesteps", "add, start tensor", "grid", "table", "points"])
 def test_export_without_float64(name: str) -> None:
     """Integers, bools and float32 only, in torch's program and in ONNX Runtime."""
     model, arguments, sizes, others = CASES[name]

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from typing import Any
 
 import pytest
 import torch
 from children import execute
+from test_registration import operands
 from torch import Tensor
 
 import sinpe_ext as sinpe
 from sinpe_ext.backend import loader
-from sinpe_ext.operations import plans as packed_plan
+from sinpe_ext.operations.plans import pack_plan
 
 B, S, D = 2, 5, 8
-ENCODING = sinpe.Encoding(D)
 MAX = 2**63 - 1
 
 
@@ -27,12 +26,17 @@ def need_kernels() -> None:
         pytest.skip("the compiled backend is not in use")
 
 
-def op(name: str) -> Any:
-    return getattr(torch.ops.sinpe_ext, name).default
+def call(name: str, *out: Tensor, **given: Any) -> Any:
+    """Calls an operator; the plan is that of sinpe.Encoding(D) if none is given."""
+    _, arguments = operands(name, *out, **({"plan": words()} | given if name not in NO_PLAN else given))
+    return getattr(torch.ops.sinpe_ext, name).default(*arguments)
+
+
+NO_PLAN = "dropout", "tree_sum", "embed_backward"
 
 
 def words() -> Tensor:
-    return packed_plan.pack_plan(ENCODING)
+    return pack_plan(sinpe.Encoding(D))
 
 
 def x(*shape: int) -> Tensor:
@@ -48,60 +52,107 @@ def shrunk(t: Tensor) -> Tensor:
     return t
 
 
-NONE = None, None
-ROWS = 0, False
-SHRUNK: dict[str, tuple[str, Any]] = {  # operand -> a call in which half of its storage was freed
-    "x": ("add", lambda: (shrunk(x()), words(), *NONE, *NONE, None, *ROWS, 1.0, 0, 0, [])),
-    "plan": ("add", lambda: (x(), shrunk(words().clone()), *NONE, *NONE, None, *ROWS, 1.0, 0, 0, [])),
-    "out": ("add_out", lambda: (x(), words(), *NONE, *NONE, None, *ROWS, 1.0, 0, 0, [], shrunk(x()))),
-    "out of table": ("table_out", lambda: (words(), 0, shrunk(x(S, D)))),
-    "positions": ("encode", lambda: (shrunk(whole(S)), words(), D, torch.float32)),
-    "positions of rows": (
-        "add_out",
-        lambda: (x(), words(), shrunk(whole(1, S)), None, *NONE, None, *ROWS, 1.0, 0, 0, [], x()),
-    ),
-    "padding_mask": (
-        "add_out",
-        lambda: (x(), words(), None, shrunk(whole(1, S).bool()), *NONE, None, *ROWS, 1.0, 0, 0, [], x()),
-    ),
-    "seed": ("dropout", lambda: (x(), shrunk(whole(2)[1:]), 9000, 1.0, [])),
-    "alpha": ("add", lambda: (x(), words(), *NONE, shrunk(x(2)[1:]), None, None, *ROWS, 1.0, 0, 0, [])),
-    "angular_frequencies": ("row_dots", lambda: (x(), words(), *NONE, shrunk(x(D).double()), None, *ROWS, 0, [])),
-    "terms": ("tree_sum", lambda: (shrunk(x(D).double()),)),
-    "ids": ("embed_backward", lambda: (x(), shrunk(whole(B, S)), None, 3, -1, 1.0, 0, [])),
-    "grad": ("embed_backward", lambda: (shrunk(x()), whole(B, S), None, 3, -1, 1.0, 0, [])),
-    "weight": (
-        "embed",
-        lambda: (whole(S), shrunk(x(3, D)), words(), *NONE, None, None, *ROWS, 1.0, -1, False, 0, []),
-    ),
-}
+def grid() -> dict[str, Tensor]:
+    """A packed grid of S places and D channels, and the values of its only axis."""
+    packed = torch.tensor([0x53494E504547, 14, 0, 1, 1, D, S * D, 0, S, 0, 0, 1, D, 0])
+    return {"plan": packed, "axis_rows": torch.ones(S * D)}
 
 
-@pytest.mark.bad_input(17, "compiled")
-@pytest.mark.parametrize("operand", SHRUNK)
-def test_operand_with_shrunk_storage_is_rejected(operand: str) -> None:
-    name, make = SHRUNK[operand]
-    wanted = (
-        f"^{operand.split()[0]}: expected a tensor whose memory holds its elements, got .*; it was freed or resized"
-    )
-    with pytest.raises(RuntimeError, match=wanted):
-        op(name)(*make())
+FREED = "expected a tensor whose memory holds its elements, got .*; it was freed or resized"
+LENGTH = rf"expected the shape \({B} or 1, {S}\), got \("
+STEPS = "rng_offsets: expected steps of 0 or more to numbers that int64 holds, got others"
+SIZE = "out: expected a number of elements within int64|overflow|allocate"
+FLOAT32 = torch.float32
+DROPS: dict[str, Any] = {"seed": torch.tensor(5), "drop_threshold": 9000}
+DAMAGED: dict[str, tuple[str | None, Any]] = {  # message, call
+    # half of an operand's storage was freed
+    "x": (f"^x: {FREED}", lambda: call("add", x=shrunk(x()))),
+    "plan": (f"^plan: {FREED}", lambda: call("add", x=x(), plan=shrunk(words().clone()))),
+    "out": (f"^out: {FREED}", lambda: call("add_out", shrunk(x()), x=x())),
+    "out of table": (f"^out: {FREED}", lambda: call("table_out", shrunk(x(S, D)), start=0)),
+    "positions": (f"^positions: {FREED}", lambda: call("encode", positions=shrunk(whole(S)), dim=D, dtype=FLOAT32)),
+    "positions of rows": (f"^positions: {FREED}", lambda: call("add_out", x(), x=x(), positions=shrunk(whole(1, S)))),
+    "mask": (f"^padding_mask: {FREED}", lambda: call("add", x=x(), padding_mask=shrunk(whole(1, S).bool()))),
+    "seed": (f"^seed: {FREED}", lambda: call("dropout", x=x(), seed=shrunk(whole(2)[1:]), drop_threshold=9000)),
+    "alpha": (f"^alpha: {FREED}", lambda: call("add", x=x(), alpha=shrunk(x(2)[1:]))),
+    "angular_frequencies": (
+        f"^angular_frequencies: {FREED}",
+        lambda: call("row_dots", grad=x(), angular_frequencies=shrunk(x(D).double())),
+    ),
+    "terms": (f"^terms: {FREED}", lambda: call("tree_sum", terms=shrunk(x(D).double()))),
+    "ids": (
+        f"^ids: {FREED}",
+        lambda: call("embed_backward", grad=x(), ids=shrunk(whole(B, S)), seed=None, num_embeddings=3),
+    ),
+    "grad": (
+        f"^grad: {FREED}",
+        lambda: call("embed_backward", grad=shrunk(x()), ids=whole(B, S), seed=None, num_embeddings=3),
+    ),
+    "weight": (f"^weight: {FREED}", lambda: call("embed", ids=whole(S), weight=shrunk(x(3, D)))),
+    # shapes and types that do not fit
+    **{
+        f"positions of length {n}": (
+            f"^positions: {LENGTH}.*{n}\\)", lambda n=n: call("add", x=x(), positions=whole(1, n)),
+        )
+        for n in (S - 1, S + 1, 1)
+    },
+    **{
+        f"mask of length {n}": (
+            f"^padding_mask: {LENGTH}.*{n}\\)", lambda n=n: call("add", x=x(), padding_mask=whole(B, n).bool()),
+        )
+        for n in (S - 1, S + 1, 1)
+    },
+    "dim": (None, lambda: call("table", start=0, length=S, dim=D + 1, dtype=FLOAT32)),
+    "length": (None, lambda: call("table", start=0, length=-1, dim=D, dtype=FLOAT32)),
+    "dtype": (None, lambda: call("table", start=0, length=S, dim=D, dtype=torch.int32)),
+    "range": (None, lambda: call("table", start=2**63 - 3, length=S, dim=D, dtype=FLOAT32)),
+    "width": (None, lambda: call("add", x=x(S, D + 1))),
+    "rank": (None, lambda: call("add", x=x(D))),
+    "dtype of x": (None, lambda: call("add", x=whole(S, D))),
+    "too many extra tokens": (None, lambda: call("add", x=x(S, D), extra_tokens=S + 1)),
+    "fewer extra tokens than none": (None, lambda: call("add", x=x(S, D), extra_tokens=-1)),
+    "width of out": (None, lambda: call("table_out", x(S, D + 1), start=0)),
+    "layout of out": (None, lambda: call("table_out", x(D, S).t(), start=0)),
+    "positions of int32": (None, lambda: call("encode", positions=whole(3).int(), dim=D, dtype=FLOAT32)),
+    "words of a grid": (None, lambda: call("add", x=x(S, D), axis_rows=x(S * D))),
+    "channels of a grid": (None, lambda: call("add", x=x(S, D + 1), **grid())),
+    "places of a grid": (None, lambda: call("add", x=x(S + 1, D), **grid())),
+    "rows of a grid": (None, lambda: call("add", x=x(S, D), plan=grid()["plan"], axis_rows=x(S * D - 1))),
+    "dtype of a grid": (None, lambda: call("add", x=x(S, D).double(), **grid())),
+    # products beyond int64
+    **{
+        f"{n} rows": (SIZE, lambda n=n: call("table", start=-(2**62), length=n, dim=D, dtype=FLOAT32))
+        for n in (2**61, 2**62, MAX)
+    },
+    **{
+        f"offsets {steps}": (STEPS, lambda steps=steps: call("dropout", x=x(), rng_offsets=steps, **DROPS))
+        for steps in ([0, 1, 1, 2**62], [0, MAX, 8, 1], [0, 40, -8, 1], [0, 2**62, 2**62, 1])
+    },
+}  # fmt: skip
 
 
 @pytest.mark.bad_input(14, "compiled")
-@pytest.mark.parametrize("length", [S - 1, S + 1, 1])
-def test_positions_and_masks_of_another_length_are_rejected(length: int) -> None:
-    positions, mask = torch.arange(length)[None], torch.zeros(B, length, dtype=torch.bool)
-    for operands, name in (((positions, None), "positions"), ((None, mask), "padding_mask")):
-        with pytest.raises(RuntimeError, match=rf"^{name}: expected the shape \({B} or 1, {S}\), got \(.*{length}\)"):
-            op("add_out")(x(), words(), *operands, *NONE, None, *ROWS, 1.0, 0, 0, [], x())
+@pytest.mark.bad_input(17, "compiled")
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_damaged_operand_is_rejected(damage: str) -> None:
+    message, make = DAMAGED[damage]
+    with pytest.raises(RuntimeError, match=message):
+        make()
+
+
+def test_sizes_at_the_end_of_int64() -> None:
+    for first in (2**62, MAX, -1):  # part of a very large tensor: up to 64 unsigned bits
+        call("dropout", x=x(), rng_offsets=[first, 40, 8, 1], **DROPS)
+    none = torch.empty(0, 2**40, 2**20)
+    assert call("encode", positions=none, dim=D, dtype=FLOAT32).shape == (*none.shape, D)
+    none = torch.empty(0).as_strided((0, 2**31, 2**31, S, D), (1, 1, 1, 1, 1))
+    assert call("add", x=none).shape == none.shape
 
 
 def shared(dtype: torch.dtype, *shape: int) -> tuple[Tensor, Tensor]:
     """An operand, and an x in the same memory."""
     memory = torch.ones(2 * B * S * D)
-    operand = memory.view(dtype)[: math.prod(shape)].view(shape)
-    return operand, memory[: B * S * D].view(B, S, D)
+    return memory.view(dtype)[: math.prod(shape)].view(shape), memory[: B * S * D].view(B, S, D)
 
 
 def over_words(words: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,83 +162,31 @@ def over_words(words: Tensor) -> tuple[Tensor, Tensor]:
     return memory[: words.numel()], memory[words.numel() // 2 :].view(torch.float32)[: B * S * D].view(B, S, D)
 
 
-def overlaps() -> dict[str, tuple[str, tuple[Any, ...], Tensor]]:
-    """operand -> operator and arguments, `out` last, overlapping the operand; and the operand."""
-    words_of_grid, values = grid_operands()
-    positions, x_positions = shared(torch.float32, 1, S)
-    starts, x_starts = shared(torch.int64, B, 1)
-    mask, x_mask = shared(torch.bool, 1, S)
-    plan, x_plan = over_words(words())
-    grid, x_grid = over_words(words_of_grid)
-    both, x_values = shared(torch.float32, values.numel())
-    return {
-        "plan": ("add_out", (x(), plan, *NONE, *NONE, None, *ROWS, 1.0, 0, 0, [], x_plan), plan),
-        "plan of a table": ("table_out", (plan, 0, x_plan[0]), plan),
-        "positions": (
-            "add_out", (x(), words(), positions, None, *NONE, None, *ROWS, 1.0, 0, 0, [], x_positions), positions,
-        ),
-        "starts": ("add_out", (x(), words(), starts, None, *NONE, None, 0, True, 1.0, 0, 0, [], x_starts), starts),
-        "padding_mask": ("add_out", (x(), words(), None, mask, *NONE, None, *ROWS, 1.0, 0, 0, [], x_mask), mask),
-        "grid": ("add_out", (x(), grid, *NONE, *NONE, values, *ROWS, 1.0, 0, 0, [], x_grid), grid),
-        "axis_rows": ("add_out", (x(), words_of_grid, *NONE, *NONE, both, *ROWS, 1.0, 0, 0, [], x_values), both),
-        "mask of a grid": (
-            "add_out", (x(), words_of_grid, None, mask, *NONE, values, *ROWS, 1.0, 0, 0, [], x_mask), mask,
-        ),
-    }  # fmt: skip
-
-
-def grid_operands() -> tuple[Tensor, Tensor]:
-    """The packed grid of S places and D channels, and the values of its only axis."""
-    words = torch.tensor([0x53494E504547, 14, 0, 1, 1, D, S * D, 0, S, 0, 0, 1, D, 0])
-    return words, torch.ones(S * D)
-
-
-OVERLAPS = ["plan", "plan of a table", "positions", "starts", "padding_mask", "grid", "axis_rows", "mask of a grid"]
+OVERLAPS: dict[str, tuple[str, Any, dict[str, Any]]] = {  # operand, memory shared with out, other operands
+    "plan": ("plan", lambda: over_words(words()), {}),
+    "positions": ("positions", lambda: shared(torch.float32, 1, S), {}),
+    "starts": ("positions", lambda: shared(torch.int64, B, 1), {"positions_are_starts": True}),
+    "mask": ("padding_mask", lambda: shared(torch.bool, 1, S), {}),
+    "grid": ("plan", lambda: over_words(grid()["plan"]), {"axis_rows": grid()["axis_rows"]}),
+    "axis_rows": ("axis_rows", lambda: shared(torch.float32, S * D), {"plan": grid()["plan"]}),
+    "mask of a grid": ("padding_mask", lambda: shared(torch.bool, 1, S), grid()),
+}
 
 
 @pytest.mark.bad_input(12, "compiled")
-@pytest.mark.parametrize("operand", OVERLAPS)
-def test_out_overlapping_an_operand_is_rejected(operand: str) -> None:
+@pytest.mark.parametrize("case", OVERLAPS)
+def test_out_overlapping_an_operand_is_rejected(case: str) -> None:
     """The kernels read these again after the checks: an `out` over the grid crashed the process."""
-    name, arguments, read = overlaps()[operand]
-    before = read.clone()
+    name, make, others = OVERLAPS[case]
+    operand, out = make()
+    before = operand.clone()
     with pytest.raises(RuntimeError, match="an out that overlaps an operand"):
-        op(name)(*arguments)
-    assert torch.equal(read, before)
-    *rest, out = arguments
-    op(name)(*rest, torch.empty_like(out))  # without overlap it works
-
-
-def test_zero_channels_do_not_read_ids() -> None:
-    """2^36 expanded ids: reading them would take minutes."""
-    ids = torch.zeros(1, dtype=torch.int64).expand(2**36)
-    grad = torch.ones(1, 0).expand(2**36, 0)
-    begin = time.thread_time()
-    assert op("embed_backward")(grad, ids, None, 4, -1, 1.0, 0, []).shape == (4, 0)
-    assert time.thread_time() - begin < 1
-
-
-@pytest.mark.bad_input(17, "compiled")
-def test_products_beyond_int64() -> None:
-    for arguments in ((2**62, D), (2**61, D), (MAX, D)):
-        with pytest.raises(RuntimeError, match="out: expected a number of elements within int64|overflow|allocate"):
-            op("table")(words(), -(2**62), arguments[0], arguments[1], torch.float32)
-    seed = torch.tensor(5)
-    for elements in (
-        [0, 1, 1, 2**62],
-        [0, MAX, 8, 1],
-        [0, 40, -8, 1],
-        [0, 2**62, 2**62, 1],
-    ):
-        with pytest.raises(
-            RuntimeError, match="rng_offsets: expected steps of 0 or more to numbers that int64 holds, got others"
-        ):
-            op("dropout")(x(), seed, 9000, 1.0, elements)
-    for first in (2**62, MAX, -1):  # part of a very large tensor: up to 64 unsigned bits
-        op("dropout")(x(), seed, 9000, 1.0, [first, 40, 8, 1])
-    assert op("encode")(torch.empty(0, 2**40, 2**20), words(), D, torch.float32).shape == (0, 2**40, 2**20, D)
-    none = torch.empty(0).as_strided((0, 2**31, 2**31, S, D), (1, 1, 1, 1, 1))
-    assert op("add")(none, words(), *NONE, *NONE, None, *ROWS, 1.0, 0, 0, []).shape == none.shape
+        call("add_out", out, x=x(), **others, **{name: operand})
+    if case == "plan":
+        with pytest.raises(RuntimeError, match="an out that overlaps an operand"):
+            call("table_out", out[0], plan=operand, start=0)
+    assert torch.equal(operand, before)
+    call("add_out", torch.empty_like(out), x=x(), **others, **{name: operand})  # without overlap it works
 
 
 ATTACK = """

@@ -1,23 +1,26 @@
-"""The operators in torch.library: schemas, fake kernels, strides, aliasing, vmap; and packed plans."""
+"""The operators in torch.library: schemas, fake kernels, strides, aliasing, vmap, operands; and packed plans."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import warnings
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sinpe_ext as sinpe
 from sinpe_ext.encodings.plan import plan
 from sinpe_ext.operations import grid_rows
 from sinpe_ext.operations import plans as packed_plan
+from sinpe_ext.operations.add import ADD
+from sinpe_ext.operations.dropout import DROPOUT
+from sinpe_ext.operator import OPERATORS
+from sinpe_ext.records import Add, Dropout
 
 B, S, D = 2, 3, 8
 ENCODING = sinpe.convention("fairseq", D)
@@ -26,16 +29,15 @@ PACKED = packed_plan.pack_plan(ENCODING)
 ROWS = "Tensor? positions, Tensor? padding_mask"
 START = "SymInt start, bool positions_are_starts"
 DROPPED = "int drop_threshold, SymInt[] rng_offsets"
-NONE = None, None, None, None, None  # positions, padding_mask, alpha, seed, axis_rows
-ADD = f"Tensor x, Tensor plan, {ROWS}, Tensor? alpha, Tensor? seed, Tensor? axis_rows, {START}, float scale"
+OF_ADD = f"Tensor x, Tensor plan, {ROWS}, Tensor? alpha, Tensor? seed, Tensor? axis_rows, {START}, float scale"
 
 SCHEMAS = {
     "table": "(Tensor plan, SymInt start, SymInt length, int dim, ScalarType dtype) -> Tensor",
     "table_out": "(Tensor plan, SymInt start, Tensor(a!) out) -> ()",
     "encode": "(Tensor positions, Tensor plan, int dim, ScalarType dtype) -> Tensor",
     "dropout": f"(Tensor x, Tensor? seed, int drop_threshold, float scale, {DROPPED[20:]}) -> Tensor",
-    "add": f"({ADD}, SymInt extra_tokens, {DROPPED}) -> Tensor",
-    "add_out": f"({ADD}, SymInt extra_tokens, {DROPPED}, Tensor(a!) out) -> ()",
+    "add": f"({OF_ADD}, SymInt extra_tokens, {DROPPED}) -> Tensor",
+    "add_out": f"({OF_ADD}, SymInt extra_tokens, {DROPPED}, Tensor(a!) out) -> ()",
     "row_dots": (
         f"(Tensor grad, Tensor plan, {ROWS}, Tensor? angular_frequencies, Tensor? seed, {START}, {DROPPED}) -> Tensor"
     ),
@@ -68,145 +70,109 @@ def test_schema(name: str) -> None:
     assert torch.Tag.pt2_compliant_tag in op(name).tags
 
 
-def x(dtype: torch.dtype = torch.float32, grad: bool = False) -> torch.Tensor:
+def operands(name: str, out: Tensor | None = None, **given: Any) -> tuple[str, tuple[Any, ...]]:
+    """An operator and its operands; those that are not given have their defaults."""
+    if "plan" in OPERATORS[name].record_type._fields:
+        given = {"plan": PACKED} | given
+    record = OPERATORS[name].record_type(**given)
+    return name, (*(list(value) if value == () else value for value in record), *(() if out is None else (out,)))
+
+
+def x(dtype: torch.dtype = torch.float32, grad: bool = False) -> Tensor:
     return torch.randn(B, S, D, dtype=dtype, requires_grad=grad)
 
 
-def grid(by_channels: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and packed grid of (S, 2) places and D channels, the last one zero."""
-    of = sinpe.GridEncoding((sinpe.Encoding(4), sinpe.Encoding(3)), dim=D)
+GRID = sinpe.GridEncoding((sinpe.Encoding(4), sinpe.Encoding(3)), dim=D)  # the last channel is zero
+
+
+def grid(by_channels: bool = False, acc: torch.dtype = torch.float32) -> dict[str, Any]:
+    """The operands of `add` for (S, 2) places."""
     cpu = torch.device("cpu")
-    values = grid_rows.values(grid_rows.AxisRows(of, (S, 2), (0, 0), torch.float32, cpu, by_channels))
-    return values, grid_rows.pack_grid(of, (S, 2), by_channels, cpu)
-
-
-def on_grid(grid: tuple[torch.Tensor, torch.Tensor], mask: Any = None, seed: Any = None) -> tuple[Any, ...]:
-    """The operands of `add` from plan to positions_are_starts."""
-    axis_rows, packed_grid = grid
-    return packed_grid, None, mask, None, seed, axis_rows, 0, False
+    rows = grid_rows.values(grid_rows.AxisRows(GRID, (S, 2), (0, 0), acc, cpu, by_channels))
+    return {"plan": grid_rows.pack_grid(GRID, (S, 2), by_channels, cpu), "axis_rows": rows}
 
 
 def samples(grad: bool) -> dict[str, tuple[str, tuple[Any, ...]]]:
-    words = packed_plan.pack_plan(ENCODING)
-    shared, whole, mask = (
-        torch.rand(1, S, requires_grad=grad),
-        torch.arange(B * S).reshape(B, S),
-        torch.tensor([[True, False, False]]),
-    )
+    shared, whole = torch.rand(1, S, requires_grad=grad), torch.arange(B * S).reshape(B, S)
+    mask, last = torch.tensor([[True, False, False]]), torch.tensor([[False] * (2 * S - 1) + [True]])
     real, many = torch.rand(S, requires_grad=grad), torch.rand(B, S, dtype=torch.float64, requires_grad=grad)
-    alpha, seed, slopes = torch.tensor([0.7], requires_grad=grad), torch.tensor(5), torch.rand(D, dtype=torch.float64)
+    alpha, slopes = torch.tensor([0.7], requires_grad=grad), torch.rand(D, dtype=torch.float64)
     weight = torch.randn(4, D, requires_grad=grad)
     ids, sequences = torch.tensor([[0, 3, 1], [1, 1, 2]]), torch.tensor([2, 0, 1])
-    shard = [24, 2 * S * D, D, 1]
-    places, channels, image = grid(False), grid(True), torch.randn(B, 2 * S, D, requires_grad=grad)
-    last = torch.tensor([[False] * (2 * S - 1) + [True]])
+    shard, turned = [24, 2 * S * D, D, 1], [0, D, S * D, 1]
+    image = torch.randn(B, 2 * S, D, requires_grad=grad)
+    longer = torch.randn(B, 2 * S + 2, D, requires_grad=grad)
+    given, wide, first = x(grad=grad), x(torch.float64, grad), x(grad=grad).transpose(0, 1)
+    drops: dict[str, Any] = {"seed": torch.tensor(5), "drop_threshold": 9000}
+    starts: dict[str, Any] = {"positions": whole[:, :1], "positions_are_starts": True}
+    of_all = drops | {"positions": many, "padding_mask": mask}
     return {
-        "table": ("table", (words, 3, S, D, torch.float32)),
-        "table bf16": ("table", (words, -3, 0, D, torch.bfloat16)),
-        "table_out": ("table_out", (words, 3, torch.empty(S, D))),
-        "table_out rows": ("table_out", (words, 3, torch.empty(S, 2 * D)[:, :D])),
-        "encode": ("encode", (real, words, D, torch.float64)),
-        "encode int": ("encode", (whole, words, D, torch.float16)),
-        "encode scalar": ("encode", (torch.tensor(3), words, D, torch.float32)),
-        "encode many": ("encode", (many, words, D, torch.float64)),
-        "add": ("add", (x(grad=grad), words, *NONE, 5, False, 1.5, 0, 0, [])),
-        "add layout": ("add", (x(grad=grad).transpose(0, 1), words, *NONE, 5, False, 1.0, 0, 0, [])),
-        "add elements": ("add", (x(grad=grad), words, *NONE, 5, False, 1.5, 0, 0, [0, S * D, D, 1])),
-        "add expanded": (
-            "add", (x(torch.bfloat16, grad)[:1].expand(4, S, D), words, *NONE, 0, False, 1.0, 0, 0, []),
+        "table": operands("table", start=3, length=S, dim=D, dtype=torch.float32),
+        "table bf16": operands("table", start=-3, length=0, dim=D, dtype=torch.bfloat16),
+        "table_out": operands("table_out", torch.empty(S, D), start=3),
+        "table_out rows": operands("table_out", torch.empty(S, 2 * D)[:, :D], start=3),
+        "encode": operands("encode", positions=real, dim=D, dtype=torch.float64),
+        "encode int": operands("encode", positions=whole, dim=D, dtype=torch.float16),
+        "encode scalar": operands("encode", positions=torch.tensor(3), dim=D, dtype=torch.float32),
+        "encode many": operands("encode", positions=many, dim=D, dtype=torch.float64),
+        "add": operands("add", x=given, start=5, scale=1.5),
+        "add layout": operands("add", x=first, start=5),
+        "add elements": operands("add", x=given, start=5, scale=1.5, rng_offsets=[0, S * D, D, 1]),
+        "add expanded": operands("add", x=x(torch.bfloat16, grad)[:1].expand(4, S, D)),
+        "add window": operands("add", x=wide[:, ::2, :]),
+        "add dropout": operands("add", x=given, alpha=alpha, start=5, scale=1.5, **drops),
+        "add all": operands("add", x=wide, alpha=alpha, scale=1.5, rng_offsets=shard, **of_all),
+        "add shared positions": operands("add", x=given, positions=shared, padding_mask=mask, **drops),
+        "add starts": operands("add", x=x(torch.float16, grad), alpha=alpha, scale=2.0, **starts),
+        "add dropout layout": operands("add", x=first, start=5, rng_offsets=turned, **drops),
+        "add extra tokens": operands("add", x=given, start=5, scale=2.0, extra_tokens=1),
+        "add extra tokens all": operands(
+            "add", x=wide, positions=many[:, 1:], padding_mask=mask[:, 1:], alpha=alpha, scale=1.5, extra_tokens=1,
+            **drops,
         ),
-        "add window": ("add", (x(torch.float64, grad)[:, ::2, :], words, *NONE, 0, False, 1.0, 0, 0, [])),
-        "add_out": (
-            "add_out",
-            (x(grad=grad), words, None, None, alpha, None, None, 1, False, 2.0, 0, 0, [], torch.empty(B, S, D)),
+        "add extra tokens only": operands(
+            "add", x=given, alpha=alpha, start=5, scale=1.5, extra_tokens=S, rng_offsets=shard, **drops
         ),
-        "add_out all": (
-            "add_out",
-            (x(grad=grad), words, whole, mask, alpha, None, None, 0, False, 2.0, 0, 0, [], torch.empty(B, S, D)),
+        "add grid": operands("add", x=image, scale=2.0, **grid()),
+        "add_out": operands("add_out", torch.empty(B, S, D), x=given, alpha=alpha, start=1, scale=2.0),
+        "add_out all": operands("add_out", torch.empty(B, S, D), x=given, alpha=alpha, scale=2.0, **of_all),
+        "add_out starts": operands("add_out", torch.empty(B, D, S).mT, x=x(), **starts),
+        "add_out extra tokens": operands("add_out", torch.empty(B, S, D), x=given, start=5, extra_tokens=2),
+        "add_out grid": operands(
+            "add_out", torch.empty(B, 2 * S, D), x=image, scale=2.0, padding_mask=last,
+            rng_offsets=[7, 2 * S * D, D, 1], **grid(), **drops,
         ),
-        "add_out starts": (
-            "add_out",
-            (x(), words, whole[:, :1], None, None, None, None, 0, True, 1.0, 0, 0, [], torch.empty(B, D, S).mT),
+        "add_out grid channels": operands("add_out", torch.empty(B, D, 2 * S), x=image.mT, **grid(True), **drops),
+        "add_out grid extra tokens": operands(
+            "add_out", torch.empty_like(longer), x=longer, padding_mask=last, scale=0.5, extra_tokens=2, **grid(),
+            **drops,
         ),
-        "dropout": ("dropout", (x(grad=grad), seed, 9000, 0.5, [])),
-        "dropout of none": ("dropout", (x(grad=grad), None, 0, 0.5, [])),
-        "dropout of all": ("dropout", (x(grad=grad), None, 65536, 1.0, [])),
-        "dropout layout": ("dropout", (x(torch.float64, grad).permute(2, 0, 1), seed, 9000, 1.0, [0, 1, S * D, D])),
-        "dropout shard": ("dropout", (x(torch.bfloat16, grad)[:, ::2], seed, 30000, 1.0, shard)),
-        "add dropout": (
-            "add", (x(grad=grad), words, None, None, alpha, seed, None, 5, False, 1.5, 0, 9000, []),
+        "dropout": operands("dropout", x=given, scale=0.5, **drops),
+        "dropout of none": operands("dropout", x=given, seed=None, drop_threshold=0),
+        "dropout of all": operands("dropout", x=given, seed=None, drop_threshold=65536),
+        "dropout layout": operands("dropout", x=wide.permute(2, 0, 1), rng_offsets=[0, 1, S * D, D], **drops),
+        "dropout shard": operands("dropout", x=x(torch.bfloat16, grad)[:, ::2], rng_offsets=shard, **drops),
+        "row_dots": operands("row_dots", grad=given, start=5, **drops),
+        "row_dots all": operands("row_dots", grad=wide, angular_frequencies=slopes, rng_offsets=shard, **of_all),
+        "row_dots starts": operands("row_dots", grad=x(torch.float16), **starts),
+        "row_dots 2-D": operands("row_dots", grad=given[0], positions=shared),
+        "add_backward": operands("add_backward", grad=given, start=5, **drops),
+        "add_backward all": operands("add_backward", grad=wide, scale=1.5, rng_offsets=shard, **of_all),
+        "add_backward layout": operands("add_backward", grad=first, start=5, scale=0.5, rng_offsets=turned),
+        "tree_sum": operands("tree_sum", terms=torch.rand(B, S, dtype=torch.float64, requires_grad=grad)),
+        "tree_sum of many": operands("tree_sum", terms=torch.randn(4097, dtype=torch.float64, requires_grad=grad)),
+        "tree_sum of none": operands("tree_sum", terms=torch.empty(0, S, dtype=torch.float64, requires_grad=grad)),
+        "embed": operands("embed", ids=ids, weight=weight, alpha=alpha, start=5, scale=1.5, padding_idx=1, **drops),
+        "embed all": operands("embed", ids=ids, weight=weight, alpha=alpha, padding_idx=1, rng_offsets=shard, **of_all),
+        "embed sequence": operands("embed", ids=sequences, weight=weight, start=5),
+        "embed_backward": operands(
+            "embed_backward", grad=given, ids=ids, num_embeddings=5, padding_idx=1, scale=0.3, **drops
         ),
-        "add all": (
-            "add", (x(torch.float64, grad), words, many, mask, alpha, seed, None, 0, False, 1.5, 0, 9000, shard),
+        "embed_backward of none": operands(
+            "embed_backward", grad=given.mT.contiguous().mT, ids=ids, num_embeddings=5, seed=None
         ),
-        "add shared positions": (
-            "add", (x(grad=grad), words, shared, mask, None, seed, None, 0, False, 1.0, 0, 9000, []),
-        ),
-        "add starts": (
-            "add", (x(torch.float16, grad), words, whole[:, :1], None, alpha, None, None, 0, True, 2.0, 0, 0, []),
-        ),
-        "add dropout layout": (
-            "add",
-            (
-                x(grad=grad).transpose(0, 1), words, None, None, None, seed, None, 5, False, 1.0, 0, 9000,
-                [0, D, S * D, 1],
-            ),
-        ),
-        "add_out dropout": (
-            "add_out",
-            (x(grad=grad), words, whole, mask, alpha, seed, None, 0, False, 2.0, 0, 9000, [], torch.empty(B, S, D)),
-        ),
-        "add extra tokens": ("add", (x(grad=grad), words, None, None, None, None, None, 5, False, 2.0, 1, 0, [])),
-        "add extra tokens all": (
-            "add",
-            (x(torch.float64, grad), words, many[:, 1:], mask[:, 1:], alpha, seed, None, 0, False, 2.0, 1, 9000, []),
-        ),
-        "add extra tokens only": (
-            "add", (x(grad=grad), words, None, None, alpha, seed, None, 5, False, 1.5, S, 9000, shard),
-        ),
-        "add_out extra tokens": (
-            "add_out", (x(grad=grad), words, *NONE, 5, False, 1.0, 2, 0, [], torch.empty(B, S, D)),
-        ),
-        "add grid": ("add", (image, *on_grid(places), 2.0, 0, 0, [])),
-        "add_out grid": ("add_out", (image, *on_grid(places), 2.0, 0, 0, [], torch.empty(B, 2 * S, D))),
-        "add_out grid all": (
-            "add_out",
-            (image, *on_grid(places, last, seed), 2.0, 0, 9000, [7, 2 * S * D, D, 1], torch.empty(B, 2 * S, D)),
-        ),
-        "add_out grid channels": (
-            "add_out", (image.mT, *on_grid(channels, None, seed), 1.0, 0, 9000, [], torch.empty(B, D, 2 * S)),
-        ),
-        "add_out grid extra tokens": (
-            "add_out",
-            (
-                torch.randn(B, 2 * S + 2, D, requires_grad=grad), *on_grid(places, last, seed), 0.5, 2, 9000, [],
-                torch.empty(B, 2 * S + 2, D),
-            ),
-        ),
-        "row_dots": ("row_dots", (x(grad=grad), words, None, None, None, seed, 5, False, 9000, [])),
-        "row_dots all": ("row_dots", (x(torch.float64, grad), words, many, mask, slopes, seed, 0, False, 9000, shard)),
-        "row_dots starts": ("row_dots", (x(torch.float16), words, whole[:, :1], None, None, None, 0, True, 0, [])),
-        "row_dots 2-D": ("row_dots", (x(grad=grad)[0], words, shared, None, None, None, 0, False, 0, [])),
-        "add_backward": ("add_backward", (x(grad=grad), words, None, None, seed, 5, False, 1.0, 9000, [])),
-        "add_backward all": (
-            "add_backward", (x(torch.float64, grad), words, many, mask, seed, 0, False, 1.5, 9000, shard),
-        ),
-        "add_backward layout": (
-            "add_backward",
-            (x(grad=grad).transpose(0, 1), words, None, None, None, 5, False, 0.5, 0, [0, D, S * D, 1]),
-        ),
-        "tree_sum": ("tree_sum", (torch.rand(B, S, dtype=torch.float64, requires_grad=grad),)),
-        "tree_sum of many": ("tree_sum", (torch.randn(64 * 64 + 1, dtype=torch.float64, requires_grad=grad),)),
-        "tree_sum of none": ("tree_sum", (torch.empty(0, S, dtype=torch.float64, requires_grad=grad),)),
-        "embed": ("embed", (ids, weight, words, None, None, alpha, seed, 5, False, 1.5, 1, False, 9000, [])),
-        "embed all": ("embed", (ids, weight, words, many, mask, alpha, seed, 0, False, 1.5, 1, False, 9000, shard)),
-        "embed sequence": (
-            "embed", (sequences, weight, words, None, None, None, None, 5, False, 1.0, -1, False, 0, []),
-        ),
-        "embed_backward": ("embed_backward", (x(grad=grad), ids, seed, 5, 1, 0.3, 9000, [])),
-        "embed_backward of none": ("embed_backward", (x(grad=grad).mT.contiguous().mT, ids, None, 5, -1, 1.0, 0, [])),
-        "plan_partner": ("plan_partner", (words,)),
-        "plan_angular_frequencies": ("plan_angular_frequencies", (words, D)),
+        "plan_partner": operands("plan_partner"),
+        "plan_angular_frequencies": operands("plan_angular_frequencies", dim=D),
     }  # fmt: skip
 
 
@@ -238,40 +204,39 @@ def test_fake_results_match_real_ones(case: str) -> None:
             assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype)
 
 
+CONSTANTS = "plan", "angular_frequencies", "axis_rows"
 BATCHED = [
-    "encode many",
-    "add",
-    "add extra tokens",
-    "add extra tokens all",
-    "add elements",
-    "dropout",
-    "dropout layout",
-    "add all",
-    "row_dots all",
-    "add_backward all",
-    "tree_sum",
-    "embed all",
-    "embed_backward",
-]
+    "encode many", "add", "add extra tokens", "add extra tokens all", "add elements", "dropout", "dropout layout",
+    "add all", "row_dots all", "add_backward all", "tree_sum", "embed all", "embed_backward",
+]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 @pytest.mark.parametrize("case", BATCHED)
 def test_vmap_equals_one_call_per_sample(case: str) -> None:
-    """All tensors except constants (plan, slopes) get a batch dimension; with seeds, each sample has its own mask."""
+    """All tensors except constants get a batch dimension; with seeds, each sample has its own mask."""
     name, arguments = samples(False)[case]
-    words = packed_plan.pack_plan(ENCODING)
     batched, in_dims = [], []
-    for place, a in enumerate(arguments):
-        constant = not isinstance(a, torch.Tensor) or a is words or (name == "row_dots" and place == 4)
-        in_dims.append(None if constant else 0)
-        batched.append(a if constant else torch.stack([a, a if a.dtype == torch.bool else a + 0, a.clone()]))
+    for field, a in zip(OPERATORS[name].record_type._fields, arguments, strict=True):
+        is_constant = not isinstance(a, Tensor) or field in CONSTANTS
+        in_dims.append(None if is_constant else 0)
+        batched.append(a if is_constant else torch.stack([a, a if a.dtype == torch.bool else a + 1, a.clone()]))
+    if "ids" in OPERATORS[name].record_type._fields:
+        batched[OPERATORS[name].record_type._fields.index("ids")] %= 4
     got = torch.func.vmap(op(name), in_dims=tuple(in_dims))(*batched)
-    one_by_one = [
-        op(name)(*(a if d is None else a[k] for a, d in zip(batched, in_dims, strict=True))) for k in range(3)
-    ]
-    for many, each in zip(as_tuple(got), zip(*map(as_tuple, one_by_one), strict=True), strict=True):
-        assert torch.equal(many, torch.stack(each))
+    each = [op(name)(*(a if d is None else a[k] for a, d in zip(batched, in_dims, strict=True))) for k in range(3)]
+    for many, samples_of in zip(as_tuple(got), zip(*map(as_tuple, each), strict=True), strict=True):
+        assert torch.equal(many, torch.stack(samples_of))
+
+
+@pytest.mark.parametrize("case", ["add", "add dropout", "add starts", "add_backward", "dropout"])
+def test_vmap_over_the_first_operand_alone(case: str) -> None:
+    name, (first, *others) = samples(False)[case]
+    many = torch.stack([first, first * 2, first + 1], 1)
+    each = [as_tuple(op(name)(one, *others)) for one in many.unbind(1)]
+    got = as_tuple(torch.func.vmap(lambda one: op(name)(one, *others), in_dims=1)(many))
+    for one, parts in zip(got, zip(*each, strict=True), strict=True):
+        assert torch.equal(one, torch.stack(parts))
 
 
 def test_add_backward_is_dropout_and_row_dots() -> None:
@@ -283,64 +248,6 @@ def test_add_backward_is_dropout_and_row_dots() -> None:
         rows = (words, positions, mask, None, seed, start, are_starts, drop, offsets)
         assert torch.equal(dots, op("row_dots")(grad, *rows)) and not dots.isnan().any()
         assert torch.equal(to_x, op("dropout")(grad, seed, drop, scale, offsets))
-
-
-def functions_of_positions(device: str) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-    x, images = torch.empty(B, S, D, device=device), torch.empty(B, S, S, 16, device=device)
-    ids, weight = torch.zeros(B, S, dtype=torch.long, device=device), torch.empty(9, D, device=device)
-    return {
-        "encode": lambda p: sinpe.encode(p, D),
-        "encode, float32 angles": lambda p: sinpe.encode(p, sinpe.Encoding(D, angle="float32_pow")),
-        "add": lambda p: sinpe.add(x, positions=p, dropout=0.1, seed=1),
-        "embed": lambda p: sinpe.embed(ids, weight, positions=p),
-        "grid": lambda p: sinpe.add(images, "mae2d", positions=torch.stack([p, p], -1).expand(S, S, 2)),
-    }
-
-
-@pytest.mark.parametrize("kind", ["meta", "fake"])
-@pytest.mark.parametrize("name", functions_of_positions("meta"))
-def test_positions_without_data_have_a_gradient(name: str, kind: str, backend: str) -> None:
-    with FakeTensorMode() if kind == "fake" else contextlib.nullcontext():
-        device = "cpu" if kind == "fake" else kind
-        positions = torch.empty(S, device=device, requires_grad=True)
-        result = functions_of_positions(device)[name](positions)
-        assert torch.autograd.grad(result.sum(), positions)[0].shape == (S,)
-
-
-def test_jvp_under_fake_tensor_mode(backend: str) -> None:
-    with FakeTensorMode():
-        positions = torch.empty(S)
-        tangent = torch.func.jvp(lambda p: sinpe.encode(p, D), (positions,), (torch.ones(S),))[1]
-        assert tangent.shape == (S, D)
-
-
-def test_functions_under_fake_tensor_mode(backend: str) -> None:
-    layer = sinpe.SinusoidalPositionalEncoding(D, max_len=50).eval()
-    with FakeTensorMode():
-        given = torch.empty(S, B, D, dtype=torch.bfloat16).transpose(0, 1)
-        trained = given.clone().requires_grad_()
-        alpha = torch.ones(1, requires_grad=True)
-        summed = sinpe.add(trained, ENCODING, alpha=alpha, positions=torch.rand(S, requires_grad=True), dropout=0.1)
-        (of_x, of_alpha) = torch.autograd.grad(summed.sum(), (trained, alpha))
-        assert of_x.shape == given.shape and of_alpha.shape == (1,)
-        weight, ids = torch.randn(9, D, requires_grad=True), torch.zeros(B, S, dtype=torch.long)
-        embedded = sinpe.embed(ids, weight, dropout=0.1, padding_idx=0)
-        assert torch.autograd.grad(embedded.sum(), weight)[0].shape == weight.shape
-        in_place = sinpe.add_(trained * 1, alpha=alpha, positions=torch.rand(S, requires_grad=True), dropout=0.1)
-        assert torch.autograd.grad(in_place.sum(), alpha)[0].shape == (1,)
-        results = [
-            summed.detach(),
-            sinpe.add(given, ENCODING, start=torch.tensor([1, 2])),
-            sinpe.add(given, ENCODING, dropout=0.3),
-            sinpe.add_(given, ENCODING, dropout=0.3, seed=5),
-            sinpe.add_(given, ENCODING, positions=torch.arange(S), padding_mask=torch.zeros(S, dtype=torch.bool)),
-            layer(given),
-        ]
-        for made in results:
-            assert (made.shape, made.stride(), made.dtype) == (given.shape, given.stride(), given.dtype)
-        assert sinpe.table(S, ENCODING).shape == (S, D)
-        assert sinpe.table(S, ENCODING, out=torch.empty(S, D)).shape == (S, D)
-        assert sinpe.encode(torch.rand(4, 5), ENCODING).shape == (4, 5, D)
 
 
 ENCODINGS = [
@@ -380,38 +287,64 @@ def test_invalid_packed_plan_is_rejected(words: list[int]) -> None:
         op("table")(given, 0, S, D, torch.float32)
 
 
-PLAIN = 1.0, 0, 0, []  # scale, extra_tokens, drop, elements
-MISUSE: dict[str, tuple[str, tuple[Any, ...]]] = {  # checked in C++, whoever calls
-    "dim": ("table", (packed_plan.pack_plan(ENCODING), 0, S, D + 1, torch.float32)),
-    "length": ("table", (packed_plan.pack_plan(ENCODING), 0, -1, D, torch.float32)),
-    "dtype": ("table", (packed_plan.pack_plan(ENCODING), 0, S, D, torch.int32)),
-    "range": ("table", (packed_plan.pack_plan(ENCODING), 2**63 - 3, S, D, torch.float32)),
-    "width": ("add", (torch.ones(S, D + 1), PACKED, *NONE, 0, False, 1.0, 0, 0, [])),
-    "rank": ("add", (torch.ones(D), PACKED, *NONE, 0, False, 1.0, 0, 0, [])),
-    "x dtype": ("add", (torch.ones(S, D, dtype=torch.int64), PACKED, *NONE, 0, False, 1.0, 0, 0, [])),
-    "too many extra tokens": ("add", (torch.ones(S, D), PACKED, *NONE, 0, False, 1.0, S + 1, 0, [])),
-    "fewer extra tokens than none": ("add", (torch.ones(S, D), PACKED, *NONE, 0, False, 1.0, -1, 0, [])),
-    "out": ("table_out", (packed_plan.pack_plan(ENCODING), 0, torch.empty(S, D + 1))),
-    "out layout": ("table_out", (packed_plan.pack_plan(ENCODING), 0, torch.empty(D, S).t())),
-    "grid words": (
-        "add_out", (torch.ones(6, D), *on_grid((torch.ones(6), PACKED)), *PLAIN, torch.ones(6, D)),
-    ),
-    "grid channels": ("add_out", (torch.ones(6, D + 1), *on_grid(grid(False)), *PLAIN, torch.ones(6, D + 1))),
-    "grid places": ("add_out", (torch.ones(7, D), *on_grid(grid(False)), *PLAIN, torch.ones(7, D))),
-    "grid values": (
-        "add_out", (torch.ones(6, D), *on_grid((grid(False)[0][1:], grid(False)[1])), *PLAIN, torch.ones(6, D)),
-    ),
-    "grid dtype": ("add_out", (torch.ones(6, D).double(), *on_grid(grid(False)), *PLAIN, torch.ones(6, D).double())),
-    "positions": ("encode", (torch.ones(3, dtype=torch.int32), packed_plan.pack_plan(ENCODING), D, torch.float32)),
-}  # fmt: skip
+EXTRA, ROWS_OF_GRID = 2, 2 * S
+OFFSETS = [7, 3 * (ROWS_OF_GRID + EXTRA) * D, D, 1]
+SEEDED: dict[str, Any] = {"seed": torch.tensor(5), "drop_threshold": 20000, "scale": 1.5}
+SOME_ROWS = torch.tensor([[False, True, False, False, True, False]])
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "scale": {"scale": 3.0, "start": 4},
+    "dropout": SEEDED | {"padding_mask": SOME_ROWS, "alpha": torch.tensor(0.5)},
+    "dropout of a shard": SEEDED | {"rng_offsets": OFFSETS, "positions": torch.rand(B, ROWS_OF_GRID)},
+    "starts": {"positions": torch.tensor([[3], [70]]), "positions_are_starts": True},
+    "all dropped": {"drop_threshold": 65536},
+}
 
 
-@pytest.mark.parametrize("case", MISUSE.values(), ids=MISUSE)
-def test_kernels_check_memory_safety(case: Any) -> None:
-    from sinpe_ext.backend import loader
+def data(dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(B, ROWS_OF_GRID + EXTRA, D, generator=generator).to(dtype)
 
-    if not loader.compiled("cpu"):
-        pytest.skip("the compiled backend is not in use")  # asking for the reason would load it
-    name, arguments = case
-    with pytest.raises(RuntimeError):
-        op(name)(*arguments)
+
+def two_calls(a: Add) -> Tensor:
+    """The result for extra tokens, by a call for these and one for the others."""
+    first, *steps = a.rng_offsets or [0, (ROWS_OF_GRID + EXTRA) * D, D, 1]
+    behind = a._replace(x=a.x[:, EXTRA:], extra_tokens=0, rng_offsets=[first + EXTRA * D, *steps])
+    front = DROPOUT(Dropout(a.x[:, :EXTRA], a.seed, a.drop_threshold, a.scale, [first, *steps]))
+    return torch.cat([front, ADD(behind)], 1)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("of_grid", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_extra_tokens_are_scaled_and_dropped_alone(dtype: torch.dtype, of_grid: bool) -> None:
+    for name, case in CASES.items():
+        given = data(dtype)
+        source = grid(acc=torch.float64 if dtype == torch.float64 else torch.float32) if of_grid else {"plan": PACKED}
+        case = {k: v for k, v in case.items() if not of_grid or not k.startswith(("position", "alpha"))}
+        a = Add(given, extra_tokens=EXTRA, **source, **case)
+        want = two_calls(a)
+        assert torch.equal(ADD(a), want), name
+        if dtype != torch.float64:
+            assert torch.equal(ADD.reference(*a), want), name
+        ADD(a, given)
+        assert torch.equal(given, want), name
+
+
+@pytest.mark.emulated
+def test_gradients_behind_extra_tokens() -> None:
+    for rng_offsets in ([], OFFSETS):
+        given, alpha = data(torch.float64).requires_grad_(), torch.tensor(0.7, requires_grad=True, dtype=torch.float64)
+        at = torch.rand(1, ROWS_OF_GRID, dtype=torch.float64).requires_grad_()
+        a = Add(given, PACKED, at, SOME_ROWS, alpha, extra_tokens=EXTRA, rng_offsets=rng_offsets, **SEEDED)
+        got, want, registered = (
+            torch.autograd.grad(result.square().sum(), (given, alpha, at))
+            for result in (ADD(a), two_calls(a), ADD.op(*a))
+        )
+        for one, other, same in zip(got, want, registered, strict=True):
+            torch.testing.assert_close(one, other)
+            assert torch.equal(one, same)
+    given, grad = data().requires_grad_(), data()
+    a = Add(given, extra_tokens=EXTRA, **grid(), **SEEDED)  # of a grid: dropout of the gradient
+    (of_x,) = torch.autograd.grad(ADD(a), given, grad)
+    assert torch.equal(of_x, DROPOUT(Dropout(grad, a.seed, a.drop_threshold, a.scale)))

@@ -12,7 +12,7 @@ import torch
 from test_compile import needs_inductor
 
 
-@pytest.mark.thorough("tests/ops/graphs, compile and onnx have each call of the page")
+@pytest.mark.thorough("tests/ops/test_compile, test_export and test_onnx have each call of the page")
 @needs_inductor
 @pytest.mark.filterwarnings("ignore")  # from torch's exporters
 @pytest.mark.parametrize("onnx", [False, True])
