@@ -7,18 +7,18 @@ import math
 import pickle
 import random
 import struct
-import time
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 import mpmath
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import torch
 
+import sinpe_ext
 from sinpe_ext.encodings import frequency
-from sinpe_ext.encodings.encoding import COS_FREQUENCIES, LAYOUTS, ODD_POLICIES, UNITS, Encoding
+from sinpe_ext.encodings.columns import columns
+from sinpe_ext.encodings.encoding import COS_FREQUENCIES, LAYOUTS, UNITS, Encoding
 from sinpe_ext.encodings.plan import ARRAYS, HEADER_WORDS, MAGIC, Plan, plan
 
 PAIR_ERROR = mpmath.mpf(2) ** -106  # of turns_hi + turns_lo: two roundings to 53 bits, half a unit each
@@ -74,11 +74,13 @@ def by_oscillator(p: Plan, turns: dict[tuple[str, int], mpmath.mpf]) -> dict[int
 def random_encoding(rng: random.Random, dims: tuple[int, ...] = (1, 2, 3, 4, 5, 8, 33, 64)) -> Encoding:
     while True:
         fields: dict[str, Any] = {
-            "base": rng.choice([10000, 2, 100, 10, 1e-4, 1, Fraction(1, 3), rng.uniform(0.01, 5), rng.uniform(1, 1e6)]),
+            "base": rng.choice(
+                [10000, 2, 100, 10, 1e-4, 1, Fraction(1, 3), rng.uniform(0.01, 5), 10 ** rng.uniform(-6, 6)]
+            ),
             "layout": rng.choice(LAYOUTS),
             "odd": rng.choice(["truncate", "pad", "round"]),
             "cos_frequency": rng.choice(COS_FREQUENCIES),
-            "exponent_scale": rng.choice([1, 2, -1, 0.5, 0, rng.uniform(-2, 2)]),
+            "exponent_scale": rng.choice([1, 2, -1, 0.5, 0, rng.uniform(-3, 3)]),
             "exponent_dim": rng.choice([None, None, 2, 70, rng.uniform(65, 200)]),
             "unit": rng.choice(UNITS),
             "position_scale": rng.choice([1, 1, 1000, -3.5, 0.1, 1e-60, Decimal("0.1")]),
@@ -118,7 +120,7 @@ def nearest(value: mpmath.mpf) -> float:
         return float(+value)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_frequencies_are_exact(seed: int) -> None:
     rng = random.Random(seed)
     with mpmath.workprec(900):
@@ -136,12 +138,6 @@ def test_frequencies_are_exact_at_dim_20000() -> None:
             assert p.fractions[pair] == int(mpmath.nint(f * mpmath.mpf(2) ** 128))
             assert abs(mpmath.mpf(p.turns_hi[pair]) + mpmath.mpf(p.turns_lo[pair]) - f) <= PAIR_ERROR * f
             assert e.frequencies_radians()[pair] == nearest(2 * mpmath.pi * f)
-
-
-@given(st.integers(1, 80), st.floats(1e-6, 1e6), st.floats(-3, 3), st.sampled_from(LAYOUTS), st.sampled_from(UNITS))
-def test_frequencies_are_exact_for_any_ladder(dim: int, base: float, scale: float, layout: str, unit: str) -> None:
-    with mpmath.workprec(900):
-        assert_exact(Encoding(dim, base=base, exponent_scale=scale, layout=layout, unit=unit, cos_frequency="own"))
 
 
 TIMESCALES = [  # denominators of common examples
@@ -183,10 +179,13 @@ LAYOUT_TABLE = [  # dim, layout, odd -> channels as s0 c0 s1 ..., "-" for a zero
 ]
 
 
-@pytest.mark.parametrize("cos_frequency", COS_FREQUENCIES)
 @pytest.mark.parametrize(("dim", "layout", "odd", "expected"), LAYOUT_TABLE)
-def test_layout(dim: int, layout: str, odd: str, expected: str, cos_frequency: str) -> None:
-    e = Encoding(dim, layout=layout, odd=odd, cos_frequency=cos_frequency)
+def test_layout(dim: int, layout: str, odd: str, expected: str) -> None:
+    for cos_frequency in COS_FREQUENCIES:
+        check_layout(Encoding(dim, layout=layout, odd=odd, cos_frequency=cos_frequency), expected)
+
+
+def check_layout(e: Encoding, expected: str) -> None:
     p, labels, count = plan(e), [], {0: 0, 1: 0}
     with mpmath.workprec(300):
         turns = true_turns(e)
@@ -205,10 +204,9 @@ def test_layout(dim: int, layout: str, odd: str, expected: str, cos_frequency: s
     assert [c and (c[0], 1 - c[1]) for c in flipped.channels()] == p.channels()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_words(seed: int) -> None:
-    rng = random.Random(100 + seed)
-    for _ in range(20):
+def test_words() -> None:
+    rng = random.Random(100)
+    for _ in range(40):
         e = random_encoding(rng).replace(start=rng.randrange(-(2**63), 2**63), amplitude=rng.uniform(-2, 2))
         p = plan(e)
         words, n = p.packed.tolist(), p.n_osc
@@ -227,10 +225,16 @@ def test_words(seed: int) -> None:
         assert partner[5] == flags ^ 12 and partner[:5] + partner[6:] == words[:5] + words[6:]
 
 
-def test_one_plan_per_encoding() -> None:
-    assert plan(Encoding(8)) is plan(Encoding(8, base=10000, shift=0))
-    assert plan(Encoding(8)) is not plan(Encoding(8, start=1))
-    assert plan(Encoding(8, angle="float32_exp")).fractions == plan(Encoding(8)).fractions
+def test_channels_of_a_shard() -> None:
+    """`columns`, any range of the channels, gives the bits of the whole."""
+    for fields in ({}, {"cos_frequency": "own"}, {"layout": "cos_sin", "odd": "pad"}, {"layout": "sin_cos"}):
+        whole = Encoding(11, amplitude=-0.3, start=5, **fields)
+        rows = sinpe_ext.table(9, whole)
+        for first, count in ((0, 11), (0, 4), (3, 1), (3, 5), (6, 5), (10, 1)):
+            part = columns(whole, first, count)
+            assert torch.equal(sinpe_ext.table(9, part), rows[:, first : first + count]), (fields, first, count)
+            assert (part == whole) == (count == 11) and pickle.loads(pickle.dumps(part)) == part
+            assert plan(part).largest == plan(whole).largest
 
 
 ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -291,7 +295,7 @@ LONG = {
     "Decimal, negative": (Decimal("-1e-99999999"), "expected a finite number that float64 can hold"),
     "Decimal, no more": (Decimal((0, (1,), -(10**17))), "expected a finite number that float64 can hold"),
     "Decimal, large": (Decimal((0, (1,), 10**17)), "expected a finite number that float64 can hold"),
-    "Decimal, long": (Decimal("1." + 10**5 * "0" + "1"), "of at most 2048 bits, got one of 332197"),
+    "Decimal, long": (Decimal("1." + 10**4 * "0" + "1"), "of at most 2048 bits, got one of 332"),
     "Decimal, sNaN": (Decimal("sNaN"), "expected a finite number that float64 can hold"),
     "Fraction, small": (Fraction(1, 2**40000), "expected a finite number that float64 can hold, got Fraction"),
     "Fraction, long": (Fraction(2**40000 + 1, 2**40000), "of at most 2048 bits, got one of 40001"),
@@ -299,35 +303,22 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("field", ["base", "shift", "exponent_scale", "exponent_dim", "position_scale", "amplitude"])
 @pytest.mark.parametrize("number", LONG)
-def test_numbers_with_too_many_digits_are_rejected(number: str, field: str) -> None:
+def test_numbers_with_too_many_digits_are_rejected(number: str) -> None:
     value, message = LONG[number]
-    begin = time.thread_time()
-    with pytest.raises(ValueError) as caught:
-        Encoding(8, **{field: value})
-    assert str(caught.value).startswith(f"{field}: ") and message in str(caught.value)
+    for field in ("base", "shift", "exponent_scale", "exponent_dim", "position_scale", "amplitude"):
+        with pytest.raises(ValueError) as caught:
+            Encoding(8, **{field: value})
+        assert str(caught.value).startswith(f"{field}: ") and message in str(caught.value)
+        assert len(str(caught.value)) < 200
     with pytest.raises(ValueError, match=r"^frequencies\[1\]: "):
         Encoding(4, frequencies=(1.0, value))
-    assert time.thread_time() - begin < 1 and len(str(caught.value)) < 200
-
-
-def test_zero_with_a_huge_exponent() -> None:
-    assert Encoding(8, shift=Decimal("0e-99999999"), amplitude=Decimal("-0e99999999")) == Encoding(8, amplitude=0)
 
 
 def test_long_numbers_within_the_limit() -> None:
     value = Decimal("1." + 600 * "3")
-    begin = time.thread_time()
     assert Encoding(512, base=value).frequencies_radians()[1] == pytest.approx((4 / 3) ** (-1 / 256), rel=1e-15)
-    assert time.thread_time() - begin < 1
-
-
-def test_positional_arguments() -> None:
-    with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given"):
-        Encoding(8, 10000.0)  # type: ignore[misc]
-    with pytest.raises(TypeError, match="dim"):
-        Encoding()  # type: ignore[call-arg]
+    assert Encoding(8, shift=Decimal("0e-99999999"), amplitude=Decimal("-0e99999999")) == Encoding(8, amplitude=0)
 
 
 def test_equality_hash_and_copies() -> None:
@@ -355,9 +346,10 @@ def test_fields_from_arrays_and_array_scalars() -> None:
         Encoding(4, frequencies=numpy.ones((2, 1)))
 
 
-def test_every_choice_is_accepted() -> None:
-    for layout in LAYOUTS:
-        for odd in ODD_POLICIES[:-1]:
-            assert len(plan(Encoding(7, layout=layout, odd=odd)).channels()) == 7
+def test_odd_raise_and_plan_cache() -> None:
     assert Encoding(8, odd="raise").odd == "raise"
     assert Encoding(7, layout="sin", odd="raise").dim == 7  # no second half
+    with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given"):
+        Encoding(8, 10000.0)  # type: ignore[misc]
+    assert plan(Encoding(8)) is plan(Encoding(8, base=10000, shift=0)) is not plan(Encoding(8, start=1))
+    assert plan(Encoding(8, angle="float32_exp")).fractions == plan(Encoding(8)).fractions

@@ -202,7 +202,10 @@ def test_few_rows(rows: int) -> None:
     for encoding in (Encoding(64, base=1234.5), Encoding(64, layout="sin_cos", shift=1, base=500, amplitude=0.1)):
         check(sinpe.table(rows, encoding), encoding)
     assert sinpe.identify(sinpe.table(rows, 64))[0].name == "paper"
-    for few in (sinpe.table(rows, Encoding(64, cos_frequency="own", base=1234.5)), sinpe.table(2, Encoding(8, base=77))):
+    for few in (
+        sinpe.table(rows, Encoding(64, cos_frequency="own", base=1234.5)),
+        sinpe.table(2, Encoding(8, base=77)),
+    ):
         assert f"{len(few)} rows are too few" in sinpe.identify(few).reason
 
 
