@@ -14,61 +14,25 @@ from typing import Any
 import mpmath
 import pytest
 import torch
+import ulp
 
 import sinpe_ext
 from sinpe_ext.encodings import frequency
 from sinpe_ext.encodings.columns import columns
 from sinpe_ext.encodings.encoding import COS_FREQUENCIES, LAYOUTS, UNITS, Encoding
-from sinpe_ext.encodings.plan import ARRAYS, HEADER_WORDS, MAGIC, Plan, plan
+from sinpe_ext.encodings.plan import ARRAYS, HEADER_WORDS, MAGIC, plan
 
 PAIR_ERROR = mpmath.mpf(2) ** -106  # of turns_hi + turns_lo: two roundings to 53 bits, half a unit each
 PAIR_RANGE = mpmath.mpf(2) ** -900  # below it, the low part is subnormal and loses bits
 
 
-def exact(value: Any) -> mpmath.mpf:
-    fraction = Fraction(value)
-    return mpmath.mpf(fraction.numerator) / fraction.denominator
-
-
-def channel_counts(e: Encoding) -> tuple[int, int, int]:
-    """sin channels, cos channels, exponent dim; independent of the code, from the documentation."""
-    if e.layout in ("sin", "cos"):
-        return (e.dim, 0, 2 * e.dim) if e.layout == "sin" else (0, e.dim, 2 * e.dim)
-    if e.dim % 2 == 0 or e.odd == "truncate":
-        return (e.dim + 1) // 2, e.dim // 2, e.dim
-    if e.odd == "pad":
-        return e.dim // 2, e.dim // 2, e.dim - 1
-    return (e.dim // 2, e.dim // 2 + 1, e.dim + 1) if e.layout == "cos_sin" else (e.dim // 2 + 1, e.dim // 2, e.dim + 1)
-
-
-def true_turns(e: Encoding) -> dict[tuple[str, int], mpmath.mpf]:
-    """Exact frequency in turns for each (sin or cos, pair), in mpmath."""
-    sin, cos, ladder_dim = channel_counts(e)
-    per_channel = e.cos_frequency == "own"
-    keys = [(kind, pair) for pair in range(max(sin, cos)) for kind in ("sin", "cos")]
-    keys = [key for key in keys if key[1] < (sin if key[0] == "sin" else cos)]
-    unit = {"radian": 1 / (2 * mpmath.pi), "half_turn": mpmath.mpf(1) / 2, "turn": mpmath.mpf(1)}[e.unit]
-    half = exact(ladder_dim if e.exponent_dim is None else e.exponent_dim) / 2 - exact(e.shift)
-    turns = {}
-    for place, (kind, pair) in enumerate(keys):
-        if e.frequencies is not None:
-            w = exact(e.frequencies[place if per_channel else pair])
-        else:
-            index = pair + mpmath.mpf(per_channel and kind == "cos") / 2
-            w = mpmath.power(exact(e.base), -exact(e.exponent_scale) * index / half if half else 0)
-        turns[kind, pair] = unit * w * exact(e.position_scale)
+def true_turns(e: Encoding) -> list[tuple[int, int, mpmath.mpf]]:
+    """(0 for a sin or 1 for a cos, its number among these, exact frequency in turns) of every channel, in mpmath."""
+    number, turns = [0, 0], []
+    for kind, f in ulp._formula(e):
+        turns.append((kind, number[kind], f / (2 * mpmath.pi if e.unit == "radian" else 2)))
+        number[kind] += 1
     return turns
-
-
-def by_oscillator(p: Plan, turns: dict[tuple[str, int], mpmath.mpf]) -> dict[int, mpmath.mpf]:
-    """Frequency in turns per oscillator, through the channel that uses it."""
-    seen = {}
-    count = {0: 0, 1: 0}
-    for entry in p.channels():
-        if entry:
-            seen[entry[0]] = turns["cos" if entry[1] else "sin", count[entry[1]]]
-            count[entry[1]] += 1
-    return seen
 
 
 def random_encoding(rng: random.Random, dims: tuple[int, ...] = (1, 2, 3, 4, 5, 8, 33, 64)) -> Encoding:
@@ -98,18 +62,23 @@ def random_encoding(rng: random.Random, dims: tuple[int, ...] = (1, 2, 3, 4, 5, 
 
 
 def assert_exact(e: Encoding) -> None:
-    p, turns = plan(e), true_turns(e)
-    oscillators = by_oscillator(p, turns)
-    assert sorted(oscillators) == list(range(p.n_osc))
-    for index, f in oscillators.items():
+    p, known, used = plan(e), {}, set()
+    for (kind, pair, f), entry in zip(true_turns(e), p.channels(), strict=True):
+        if entry is None:
+            assert f == 0, e
+            continue
+        index, quarter = entry
+        assert quarter == kind, e
         assert (p.whole[index] << 128) + p.fractions[index] == int(mpmath.nint(f * mpmath.mpf(2) ** 128)), (e, index)
         if abs(f) > PAIR_RANGE:
-            pair = mpmath.mpf(p.turns_hi[index]) + mpmath.mpf(p.turns_lo[index])
-            assert abs(pair - f) <= PAIR_ERROR * abs(f), (e, index)
-    ordered = list(turns.items()) if e.cos_frequency == "own" else [(k, f) for k, f in turns.items() if k[0] == "sin"]
-    if e.cos_frequency == "shared" and channel_counts(e)[1] > channel_counts(e)[0]:
-        ordered = [(k, f) for k, f in turns.items() if k[0] == "cos"]
-    for (_, f), w, timescale in zip(ordered, e.frequencies_radians(), e.timescales(), strict=True):
+            both = mpmath.mpf(p.turns_hi[index]) + mpmath.mpf(p.turns_lo[index])
+            assert abs(both - f) <= PAIR_ERROR * abs(f), (e, index)
+        known[pair, kind] = f
+        used.add(index)
+    assert used == set(range(p.n_osc))
+    if e.cos_frequency == "shared":  # one per pair
+        known = {pair: f for (pair, _), f in known.items()}
+    for (_, f), w, timescale in zip(sorted(known.items()), e.frequencies_radians(), e.timescales(), strict=True):
         assert w == nearest(2 * mpmath.pi * f), e
         assert timescale == (nearest(1 / (2 * mpmath.pi * f)) if f else math.inf), e
 
@@ -186,19 +155,14 @@ def test_layout(dim: int, layout: str, odd: str, expected: str) -> None:
 
 
 def check_layout(e: Encoding, expected: str) -> None:
-    p, labels, count = plan(e), [], {0: 0, 1: 0}
-    with mpmath.workprec(300):
-        turns = true_turns(e)
-        for f, entry in zip(p.channel_turns(), p.channels(), strict=True):
-            if entry is None:
-                labels.append("-")
-                assert f == 0.0
-                continue
-            key = ("cos" if entry[1] else "sin", count[entry[1]])
-            count[entry[1]] += 1
-            labels.append(f"{key[0][0]}{key[1]}")
-            assert f == float(turns[key])
+    p, labels, count = plan(e), [], [0, 0]
+    for entry in p.channels():
+        labels.append("-" if entry is None else f"{'sc'[entry[1]]}{count[entry[1]]}")
+        count[entry[1] if entry else 0] += 1
     assert " ".join(labels) == expected
+    with mpmath.workprec(500):
+        assert_exact(e)
+        assert p.channel_turns() == tuple(float(f) for _, _, f in true_turns(e))
     flipped = p.partner()
     assert flipped.channel_turns() == p.channel_turns() and flipped.partner().packed == p.packed
     assert [c and (c[0], 1 - c[1]) for c in flipped.channels()] == p.channels()
