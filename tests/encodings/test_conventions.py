@@ -136,6 +136,7 @@ NAMES_OF = {
     'sinpe.convention("t2t", 8, start=3)': Encoding(8, layout="sin_cos", shift=1, start=3),
     'sinpe.convention("own_index", 7, base=500.0)': convention("own_index", 7, base=500),
     'sinpe.convention("unit", 8)': convention("unit", 8),
+    "sinpe.convention(\"paper\", 7, odd='pad')": Encoding(7, odd="pad"),
     'sinpe.convention("hf2d", 8, start=1)': convention("hf2d", 8, start=1),
     'sinpe.convention("mae2d", 8, base=(100.0, 10.0))': convention("mae2d", 8, base=(100, 10)),
     'sinpe.convention("nerf", 12, axes=3)': convention("nerf", 12, axes=3),

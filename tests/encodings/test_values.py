@@ -25,7 +25,7 @@ GRID = sinpe.convention("mae2d", D)
 TWICE = sinpe.GridEncoding((sinpe.Encoding(D),) * 2)
 FRONTS = "compiled", "eager", "meta", "CUDA"
 LAYERS = "layer", "embedding"
-ALL = *FRONTS, "NumPy", *LAYERS, "grid"
+ALL = "compiled", "eager", "meta", "CUDA", "NumPy", "layer", "embedding", "grid"
 
 X, PICTURE, WEIGHT = torch.zeros(B, S, D), torch.zeros(B, 3, 4, D), torch.zeros(3, D)
 IDS, AT = torch.zeros(B, S, dtype=torch.int64), torch.arange(S)
