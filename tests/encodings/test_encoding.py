@@ -95,6 +95,8 @@ def test_frequencies_are_exact(seed: int) -> None:
     with mpmath.workprec(900):
         for _ in range(40):
             assert_exact(random_encoding(rng))
+        # 3 * 2**(-i / 2) * 2**-100 turns, of which 3 * 2**-129 is a tie of the 128-bit rounding.
+        assert_exact(Encoding(128, base=2, exponent_dim=4, unit="turn", position_scale=3 * 2.0**-100))
 
 
 def test_frequencies_are_exact_at_dim_20000() -> None:

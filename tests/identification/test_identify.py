@@ -348,6 +348,9 @@ def test_changed_rows_are_named() -> None:
         matches = sinpe.identify(pe)
         assert list(matches) == [] and "differs in 3 of 64 rows (3, 17, 40)" in matches.reason
         assert matches.closest is not None and matches.closest.encoding == encoding
+    mixed = sinpe.table(5000, 64)
+    mixed[:4096] = mixed[:4096].bfloat16().float()  # the first rows alone would pass as bfloat16
+    assert "differs in 4095 of 5000 rows (1, 2" in sinpe.identify(mixed).reason
     matches = sinpe.identify(table(sinpe.convention("t2t", 64)) + learned(64, 64, 0.01))
     assert list(matches) == [] and "differs in every row" in matches.reason
     assert matches.closest is not None and matches.closest.name == "t2t" and not matches.closest.transposed

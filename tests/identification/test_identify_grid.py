@@ -157,6 +157,10 @@ def test_zeros_around_and_in_a_grid() -> None:
         match = found(torch.cat([torch.zeros(before, 64), held]), shape=shape)
         assert (match.name, match.shape, match.zero_rows) == ("mae2d", (14, 14), (row + before,))
         assert match.note.endswith(f"row {row + before}") and "padding" not in match.note
+    held = MAE.clone()
+    held[:10] = 0  # too few rows of the first line are left for a fit
+    match = found(held, shape=(14, 14))
+    assert (match.name, match.zero_rows) == ("mae2d", tuple(range(10)))
 
 
 def test_other_tables_are_rejected() -> None:

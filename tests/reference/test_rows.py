@@ -11,6 +11,7 @@ import pytest
 import torch
 from ulp import CLOSEST, same_bits
 
+import sinpe_ext
 from sinpe_ext import reference
 from sinpe_ext.encodings.encoding import Encoding
 from sinpe_ext.encodings.plan import Plan, plan
@@ -100,6 +101,18 @@ def test_closest_approaches_to_zero() -> None:
         by_encode = reference.encode(p, torch.tensor([position]), torch.float32)[0]
         for channel in (2 * pair, 2 * pair + 1):
             assert float(by_table[channel]) == float(by_encode[channel]) == exact.float32(p, position, channel)
+
+
+def test_cosines_beside_the_midpoint_of_two_floats(backend: str) -> None:
+    """The error of cos is absolute however small the angle is: float64 rounds these cosines to the midpoint itself."""
+    middle, sides = math.acos(1 - 2.0**-25), set()
+    for step in range(-40, 41):
+        encoding = Encoding(2, frequencies=(middle + step * 2.0**-64,))
+        want = exact.float32(plan(encoding), 1, 1)
+        for rows in (sinpe_ext.table(2, encoding), sinpe_ext.encode(torch.arange(2.0), encoding)):
+            assert float(rows[1, 1]) == want, step
+        sides.add(want)
+    assert len(sides) == 2
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
