@@ -43,7 +43,7 @@ def found(held: torch.Tensor, **fields: object) -> sinpe.Match:
     return match
 
 
-EVERY = [(name, DIMS[(2 * k + j) % len(DIMS)], STORAGE[(k + j) % 4]) for k, name in enumerate(NAMES) for j in (0, 1, 3)]
+EVERY = [(name, DIMS[(2 * k + j) % len(DIMS)], STORAGE[(k + j) % 4]) for k, name in enumerate(NAMES) for j in (0, 3)]
 
 
 @pytest.mark.parametrize(("name", "dim", "dtype"), EVERY, ids=str)
@@ -81,7 +81,7 @@ def random_encoding(seed: int) -> tuple[str, Encoding, torch.dtype]:
     return "", Encoding(dim, layout=layout, cos_frequency=cos_frequency, odd=odd, shift=shift, **fields), dtype
 
 
-@pytest.mark.sampled(5, "drawn cases")
+@pytest.mark.sampled(8, "drawn cases")
 @pytest.mark.parametrize("seed", range(60))
 def test_random_encodings(seed: int) -> None:
     name, encoding, dtype = random_encoding(seed)

@@ -71,7 +71,7 @@ def random_grid(seed: int) -> tuple[str, GridEncoding, tuple[int, ...], torch.dt
     return name, grid.with_axes(**fields), shape, draw.choice((torch.float32, *STORAGE))
 
 
-@pytest.mark.sampled(6, "drawn cases")
+@pytest.mark.sampled(8, "drawn cases")
 @pytest.mark.parametrize("seed", range(40))
 def test_random_grids(seed: int) -> None:
     name, grid, shape, dtype = random_grid(seed)
@@ -159,7 +159,7 @@ def test_zeros_around_and_in_a_grid() -> None:
         assert match.note.endswith(f"row {row + before}") and "padding" not in match.note
     held = MAE.clone()
     held[:10] = 0  # too few rows of the first line are left for a fit
-    match = found(held, shape=(14, 14))
+    (match,) = sinpe.identify(held, shape=(14, 14))
     assert (match.name, match.zero_rows) == ("mae2d", tuple(range(10)))
 
 
