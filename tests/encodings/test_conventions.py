@@ -21,15 +21,7 @@ from sinpe_ext.encodings.plan import plan
 from sinpe_ext.encodings.resolve import name_of
 from sinpe_ext.reference import exact
 
-FORMULA_ERROR = 1e-13  # for the float64 formulas below at positions up to 1000
-
-
-def padded(row: list[float], dim: int) -> list[float]:
-    return row + [0.0] * (dim - len(row))
-
-
-def row(encoding: Encoding, position: float) -> list[float]:
-    return [exact.float64(plan(encoding), position, channel) for channel in range(encoding.dim)]
+FORMULA_ERROR = 1e-12  # of the float64 formula below at position 998.25
 
 
 def test_names_for_type_checkers() -> None:
@@ -38,21 +30,17 @@ def test_names_for_type_checkers() -> None:
 
 def test_diffusers_timestep_embedding() -> None:
     """get_timestep_embedding(t, dim, flip_sin_to_cos, downscale_freq_shift): ddpm, adm, and shifts in between."""
-
-    def diffusers(t: float, dim: int, flip: bool, shift: float) -> list[float]:
-        half = dim // 2
-        angles = [t * math.exp(-math.log(10000) * i / (half - shift)) for i in range(half)]
-        sin, cos = [math.sin(a) for a in angles], [math.cos(a) for a in angles]
-        return padded(cos + sin if flip else sin + cos, dim)
-
-    cases = [
+    for encoding, flip, shift in (
         (convention("ddpm", 32), False, 1),
         (convention("adm", 33), True, 0),
         (convention("adm", 32, shift=0.5), True, 0.5),
-    ]
-    for encoding, flip, shift in cases:
-        expected = diffusers(998.25, encoding.dim, flip, shift)
-        assert row(encoding, 998.25) == pytest.approx(expected, rel=0, abs=10 * FORMULA_ERROR)
+    ):
+        half = encoding.dim // 2
+        angles = [998.25 * math.exp(-math.log(10000) * i / (half - shift)) for i in range(half)]
+        sin, cos = [math.sin(a) for a in angles], [math.cos(a) for a in angles]
+        expected = (cos + sin if flip else sin + cos) + [0.0] * (encoding.dim % 2)
+        got = [exact.float64(plan(encoding), 998.25, channel) for channel in range(encoding.dim)]
+        assert got == pytest.approx(expected, rel=0, abs=FORMULA_ERROR)
 
 
 def test_small_documented_table() -> None:
@@ -66,12 +54,9 @@ def test_conventions_lists_every_name() -> None:
     assert all("\n" not in line and "; used by " in line for line in listed.values())
 
 
-@pytest.mark.parametrize("spelling", ["own_index", "own-index", "OWN_INDEX", "Own-Index"])
-def test_spellings(spelling: str) -> None:
-    assert convention(spelling, 8) == Encoding(8, cos_frequency="own")
-
-
-def test_any_field_overrides() -> None:
+def test_spellings_and_fields() -> None:
+    for spelling in ("own_index", "own-index", "OWN_INDEX", "Own-Index"):
+        assert convention(spelling, 8) == Encoding(8, cos_frequency="own")
     assert convention("fairseq", 8, start=5) == convention("t2t", 8, start=5)
     assert convention("unit", 8, amplitude=1) == Encoding(8)
     assert convention("t2t", 8, base=500, odd="raise").base == 500.0
@@ -137,23 +122,13 @@ def test_exported_header_compiles_and_equals_the_plan(compiler: str, language: l
 def test_exported_header_names_the_encoding() -> None:
     text = export_header(convention("doubled_index", 6, exponent_dim=2), "plan")
     assert " * Encoding(6, cos_frequency='own', exponent_scale=2.0, exponent_dim=2.0)\n" in text
-
-
-EXPORT_ERRORS = [
-    (("paper", "plan"), TypeError, "encoding: expected Encoding, got str"),
-    ((Encoding(4), 5), TypeError, "name: expected str, got int"),
-    ((Encoding(4), "6paper"), ValueError, "name: expected a C identifier, got '6paper'"),
-    ((Encoding(4), "a-b"), ValueError, "name: expected a C identifier"),
-    ((Encoding(4), "x\n"), ValueError, "name: expected a C identifier"),
-    ((Encoding(4, angle="float32_exp"), "plan"), ValueError, 'encoding: expected angle="exact"'),
-]
-
-
-@pytest.mark.parametrize(("arguments", "error", "message"), EXPORT_ERRORS)
-def test_export_errors(arguments: tuple, error: type[Exception], message: str) -> None:
-    with pytest.raises(error) as caught:
-        export_header(*arguments)
-    assert type(caught.value) is error and message in str(caught.value)
+    for arguments, error, message in (
+        (("paper", "plan"), TypeError, "encoding: expected Encoding, got str"),
+        ((Encoding(4), 5), TypeError, "name: expected str, got int"),
+        ((Encoding(4, angle="float32_exp"), "plan"), ValueError, 'encoding: expected angle="exact"'),
+    ):
+        with pytest.raises(error, match=message):
+            export_header(*arguments)
 
 
 NAMES_OF = {
@@ -161,6 +136,7 @@ NAMES_OF = {
     'sinpe.convention("t2t", 8, start=3)': Encoding(8, layout="sin_cos", shift=1, start=3),
     'sinpe.convention("own_index", 7, base=500.0)': convention("own_index", 7, base=500),
     'sinpe.convention("unit", 8)': convention("unit", 8),
+    "sinpe.convention(\"paper\", 7, odd='pad')": Encoding(7, odd="pad"),
     'sinpe.convention("hf2d", 8, start=1)': convention("hf2d", 8, start=1),
     'sinpe.convention("mae2d", 8, base=(100.0, 10.0))': convention("mae2d", 8, base=(100, 10)),
     'sinpe.convention("nerf", 12, axes=3)': convention("nerf", 12, axes=3),
@@ -174,16 +150,17 @@ NAMES_OF = {
 @pytest.mark.parametrize(("code", "encoding"), NAMES_OF.items())
 def test_name_of(code: str, encoding: Encoding | GridEncoding) -> None:
     assert name_of(encoding) == code
-    made = eval(code, {"sinpe": sinpe_ext})
-    rows = [sinpe_ext.table((3,) * e.ndim if isinstance(e, GridEncoding) else 3, e) for e in (made, encoding)]
+    assert_same_table(eval(code, {"sinpe": sinpe_ext}), encoding)
+
+
+def assert_same_table(*encodings: Encoding | GridEncoding) -> None:
+    rows = [sinpe_ext.table((3,) * e.ndim if isinstance(e, GridEncoding) else 3, e) for e in encodings]
     assert torch.equal(*rows)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_name_of_a_convention(name: str) -> None:
+def test_name_of_every_convention() -> None:
     """Of names for one encoding, such as t2t and ddpm, the first."""
-    encoding = convention(name, 48)
-    made = eval(name_of(encoding), {"sinpe": sinpe_ext})
-    shape = (3,) * encoding.ndim if isinstance(encoding, GridEncoding) else 3
-    assert torch.equal(sinpe_ext.table(shape, made), sinpe_ext.table(shape, encoding))
-    assert name_of(encoding).count(",") == 1
+    for name in NAMES:
+        encoding = convention(name, 48)
+        assert_same_table(eval(name_of(encoding), {"sinpe": sinpe_ext}), encoding)
+        assert name_of(encoding).count(",") == 1

@@ -7,78 +7,44 @@ import math
 import pickle
 import random
 import struct
-import time
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 import mpmath
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import torch
+import ulp
 
+import sinpe_ext
 from sinpe_ext.encodings import frequency
-from sinpe_ext.encodings.encoding import COS_FREQUENCIES, LAYOUTS, ODD_POLICIES, UNITS, Encoding
-from sinpe_ext.encodings.plan import ARRAYS, HEADER_WORDS, MAGIC, Plan, plan
+from sinpe_ext.encodings.columns import columns
+from sinpe_ext.encodings.encoding import COS_FREQUENCIES, LAYOUTS, UNITS, Encoding
+from sinpe_ext.encodings.plan import ARRAYS, HEADER_WORDS, MAGIC, plan
 
 PAIR_ERROR = mpmath.mpf(2) ** -106  # of turns_hi + turns_lo: two roundings to 53 bits, half a unit each
 PAIR_RANGE = mpmath.mpf(2) ** -900  # below it, the low part is subnormal and loses bits
 
 
-def exact(value: Any) -> mpmath.mpf:
-    fraction = Fraction(value)
-    return mpmath.mpf(fraction.numerator) / fraction.denominator
-
-
-def channel_counts(e: Encoding) -> tuple[int, int, int]:
-    """sin channels, cos channels, exponent dim; independent of the code, from the documentation."""
-    if e.layout in ("sin", "cos"):
-        return (e.dim, 0, 2 * e.dim) if e.layout == "sin" else (0, e.dim, 2 * e.dim)
-    if e.dim % 2 == 0 or e.odd == "truncate":
-        return (e.dim + 1) // 2, e.dim // 2, e.dim
-    if e.odd == "pad":
-        return e.dim // 2, e.dim // 2, e.dim - 1
-    return (e.dim // 2, e.dim // 2 + 1, e.dim + 1) if e.layout == "cos_sin" else (e.dim // 2 + 1, e.dim // 2, e.dim + 1)
-
-
-def true_turns(e: Encoding) -> dict[tuple[str, int], mpmath.mpf]:
-    """Exact frequency in turns for each (sin or cos, pair), in mpmath."""
-    sin, cos, ladder_dim = channel_counts(e)
-    per_channel = e.cos_frequency == "own"
-    keys = [(kind, pair) for pair in range(max(sin, cos)) for kind in ("sin", "cos")]
-    keys = [key for key in keys if key[1] < (sin if key[0] == "sin" else cos)]
-    unit = {"radian": 1 / (2 * mpmath.pi), "half_turn": mpmath.mpf(1) / 2, "turn": mpmath.mpf(1)}[e.unit]
-    half = exact(ladder_dim if e.exponent_dim is None else e.exponent_dim) / 2 - exact(e.shift)
-    turns = {}
-    for place, (kind, pair) in enumerate(keys):
-        if e.frequencies is not None:
-            w = exact(e.frequencies[place if per_channel else pair])
-        else:
-            index = pair + mpmath.mpf(per_channel and kind == "cos") / 2
-            w = mpmath.power(exact(e.base), -exact(e.exponent_scale) * index / half if half else 0)
-        turns[kind, pair] = unit * w * exact(e.position_scale)
+def true_turns(e: Encoding) -> list[tuple[int, int, mpmath.mpf]]:
+    """(0 for a sin or 1 for a cos, its number among these, exact frequency in turns) of every channel, in mpmath."""
+    number, turns = [0, 0], []
+    for kind, f in ulp._formula(e):
+        turns.append((kind, number[kind], f / (2 * mpmath.pi if e.unit == "radian" else 2)))
+        number[kind] += 1
     return turns
-
-
-def by_oscillator(p: Plan, turns: dict[tuple[str, int], mpmath.mpf]) -> dict[int, mpmath.mpf]:
-    """Frequency in turns per oscillator, through the channel that uses it."""
-    seen = {}
-    count = {0: 0, 1: 0}
-    for entry in p.channels():
-        if entry:
-            seen[entry[0]] = turns["cos" if entry[1] else "sin", count[entry[1]]]
-            count[entry[1]] += 1
-    return seen
 
 
 def random_encoding(rng: random.Random, dims: tuple[int, ...] = (1, 2, 3, 4, 5, 8, 33, 64)) -> Encoding:
     while True:
         fields: dict[str, Any] = {
-            "base": rng.choice([10000, 2, 100, 10, 1e-4, 1, Fraction(1, 3), rng.uniform(0.01, 5), rng.uniform(1, 1e6)]),
+            "base": rng.choice(
+                [10000, 2, 100, 10, 1e-4, 1, Fraction(1, 3), rng.uniform(0.01, 5), 10 ** rng.uniform(-6, 6)]
+            ),
             "layout": rng.choice(LAYOUTS),
             "odd": rng.choice(["truncate", "pad", "round"]),
             "cos_frequency": rng.choice(COS_FREQUENCIES),
-            "exponent_scale": rng.choice([1, 2, -1, 0.5, 0, rng.uniform(-2, 2)]),
+            "exponent_scale": rng.choice([1, 2, -1, 0.5, 0, rng.uniform(-3, 3)]),
             "exponent_dim": rng.choice([None, None, 2, 70, rng.uniform(65, 200)]),
             "unit": rng.choice(UNITS),
             "position_scale": rng.choice([1, 1, 1000, -3.5, 0.1, 1e-60, Decimal("0.1")]),
@@ -96,18 +62,23 @@ def random_encoding(rng: random.Random, dims: tuple[int, ...] = (1, 2, 3, 4, 5, 
 
 
 def assert_exact(e: Encoding) -> None:
-    p, turns = plan(e), true_turns(e)
-    oscillators = by_oscillator(p, turns)
-    assert sorted(oscillators) == list(range(p.n_osc))
-    for index, f in oscillators.items():
+    p, known, used = plan(e), {}, set()
+    for (kind, pair, f), entry in zip(true_turns(e), p.channels(), strict=True):
+        if entry is None:
+            assert f == 0, e
+            continue
+        index, quarter = entry
+        assert quarter == kind, e
         assert (p.whole[index] << 128) + p.fractions[index] == int(mpmath.nint(f * mpmath.mpf(2) ** 128)), (e, index)
         if abs(f) > PAIR_RANGE:
-            pair = mpmath.mpf(p.turns_hi[index]) + mpmath.mpf(p.turns_lo[index])
-            assert abs(pair - f) <= PAIR_ERROR * abs(f), (e, index)
-    ordered = list(turns.items()) if e.cos_frequency == "own" else [(k, f) for k, f in turns.items() if k[0] == "sin"]
-    if e.cos_frequency == "shared" and channel_counts(e)[1] > channel_counts(e)[0]:
-        ordered = [(k, f) for k, f in turns.items() if k[0] == "cos"]
-    for (_, f), w, timescale in zip(ordered, e.frequencies_radians(), e.timescales(), strict=True):
+            both = mpmath.mpf(p.turns_hi[index]) + mpmath.mpf(p.turns_lo[index])
+            assert abs(both - f) <= PAIR_ERROR * abs(f), (e, index)
+        known[pair, kind] = f
+        used.add(index)
+    assert used == set(range(p.n_osc))
+    if e.cos_frequency == "shared":  # one per pair
+        known = {pair: f for (pair, _), f in known.items()}
+    for (_, f), w, timescale in zip(sorted(known.items()), e.frequencies_radians(), e.timescales(), strict=True):
         assert w == nearest(2 * mpmath.pi * f), e
         assert timescale == (nearest(1 / (2 * mpmath.pi * f)) if f else math.inf), e
 
@@ -118,12 +89,14 @@ def nearest(value: mpmath.mpf) -> float:
         return float(+value)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_frequencies_are_exact(seed: int) -> None:
     rng = random.Random(seed)
     with mpmath.workprec(900):
         for _ in range(40):
             assert_exact(random_encoding(rng))
+        # 3 * 2**(-i / 2) * 2**-100 turns, of which 3 * 2**-129 is a tie of the 128-bit rounding.
+        assert_exact(Encoding(128, base=2, exponent_dim=4, unit="turn", position_scale=3 * 2.0**-100))
 
 
 def test_frequencies_are_exact_at_dim_20000() -> None:
@@ -136,12 +109,6 @@ def test_frequencies_are_exact_at_dim_20000() -> None:
             assert p.fractions[pair] == int(mpmath.nint(f * mpmath.mpf(2) ** 128))
             assert abs(mpmath.mpf(p.turns_hi[pair]) + mpmath.mpf(p.turns_lo[pair]) - f) <= PAIR_ERROR * f
             assert e.frequencies_radians()[pair] == nearest(2 * mpmath.pi * f)
-
-
-@given(st.integers(1, 80), st.floats(1e-6, 1e6), st.floats(-3, 3), st.sampled_from(LAYOUTS), st.sampled_from(UNITS))
-def test_frequencies_are_exact_for_any_ladder(dim: int, base: float, scale: float, layout: str, unit: str) -> None:
-    with mpmath.workprec(900):
-        assert_exact(Encoding(dim, base=base, exponent_scale=scale, layout=layout, unit=unit, cos_frequency="own"))
 
 
 TIMESCALES = [  # denominators of common examples
@@ -183,32 +150,29 @@ LAYOUT_TABLE = [  # dim, layout, odd -> channels as s0 c0 s1 ..., "-" for a zero
 ]
 
 
-@pytest.mark.parametrize("cos_frequency", COS_FREQUENCIES)
 @pytest.mark.parametrize(("dim", "layout", "odd", "expected"), LAYOUT_TABLE)
-def test_layout(dim: int, layout: str, odd: str, expected: str, cos_frequency: str) -> None:
-    e = Encoding(dim, layout=layout, odd=odd, cos_frequency=cos_frequency)
-    p, labels, count = plan(e), [], {0: 0, 1: 0}
-    with mpmath.workprec(300):
-        turns = true_turns(e)
-        for f, entry in zip(p.channel_turns(), p.channels(), strict=True):
-            if entry is None:
-                labels.append("-")
-                assert f == 0.0
-                continue
-            key = ("cos" if entry[1] else "sin", count[entry[1]])
-            count[entry[1]] += 1
-            labels.append(f"{key[0][0]}{key[1]}")
-            assert f == float(turns[key])
+def test_layout(dim: int, layout: str, odd: str, expected: str) -> None:
+    for cos_frequency in COS_FREQUENCIES:
+        check_layout(Encoding(dim, layout=layout, odd=odd, cos_frequency=cos_frequency), expected)
+
+
+def check_layout(e: Encoding, expected: str) -> None:
+    p, labels, count = plan(e), [], [0, 0]
+    for entry in p.channels():
+        labels.append("-" if entry is None else f"{'sc'[entry[1]]}{count[entry[1]]}")
+        count[entry[1] if entry else 0] += 1
     assert " ".join(labels) == expected
+    with mpmath.workprec(500):
+        assert_exact(e)
+        assert p.channel_turns() == tuple(float(f) for _, _, f in true_turns(e))
     flipped = p.partner()
     assert flipped.channel_turns() == p.channel_turns() and flipped.partner().packed == p.packed
     assert [c and (c[0], 1 - c[1]) for c in flipped.channels()] == p.channels()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_words(seed: int) -> None:
-    rng = random.Random(100 + seed)
-    for _ in range(20):
+def test_words() -> None:
+    rng = random.Random(100)
+    for _ in range(40):
         e = random_encoding(rng).replace(start=rng.randrange(-(2**63), 2**63), amplitude=rng.uniform(-2, 2))
         p = plan(e)
         words, n = p.packed.tolist(), p.n_osc
@@ -227,10 +191,16 @@ def test_words(seed: int) -> None:
         assert partner[5] == flags ^ 12 and partner[:5] + partner[6:] == words[:5] + words[6:]
 
 
-def test_one_plan_per_encoding() -> None:
-    assert plan(Encoding(8)) is plan(Encoding(8, base=10000, shift=0))
-    assert plan(Encoding(8)) is not plan(Encoding(8, start=1))
-    assert plan(Encoding(8, angle="float32_exp")).fractions == plan(Encoding(8)).fractions
+def test_channels_of_a_shard() -> None:
+    """`columns`, any range of the channels, gives the bits of the whole."""
+    for fields in ({}, {"cos_frequency": "own"}, {"layout": "cos_sin", "odd": "pad"}, {"layout": "sin_cos"}):
+        whole = Encoding(11, amplitude=-0.3, start=5, **fields)
+        rows = sinpe_ext.table(9, whole)
+        for first, count in ((0, 11), (0, 4), (3, 1), (3, 5), (6, 5), (10, 1)):
+            part = columns(whole, first, count)
+            assert torch.equal(sinpe_ext.table(9, part), rows[:, first : first + count]), (fields, first, count)
+            assert (part == whole) == (count == 11) and pickle.loads(pickle.dumps(part)) == part
+            assert plan(part).largest == plan(whole).largest
 
 
 ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -291,7 +261,7 @@ LONG = {
     "Decimal, negative": (Decimal("-1e-99999999"), "expected a finite number that float64 can hold"),
     "Decimal, no more": (Decimal((0, (1,), -(10**17))), "expected a finite number that float64 can hold"),
     "Decimal, large": (Decimal((0, (1,), 10**17)), "expected a finite number that float64 can hold"),
-    "Decimal, long": (Decimal("1." + 10**5 * "0" + "1"), "of at most 2048 bits, got one of 332197"),
+    "Decimal, long": (Decimal("1." + 10**4 * "0" + "1"), "of at most 2048 bits, got one of 332"),
     "Decimal, sNaN": (Decimal("sNaN"), "expected a finite number that float64 can hold"),
     "Fraction, small": (Fraction(1, 2**40000), "expected a finite number that float64 can hold, got Fraction"),
     "Fraction, long": (Fraction(2**40000 + 1, 2**40000), "of at most 2048 bits, got one of 40001"),
@@ -299,35 +269,22 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("field", ["base", "shift", "exponent_scale", "exponent_dim", "position_scale", "amplitude"])
 @pytest.mark.parametrize("number", LONG)
-def test_numbers_with_too_many_digits_are_rejected(number: str, field: str) -> None:
+def test_numbers_with_too_many_digits_are_rejected(number: str) -> None:
     value, message = LONG[number]
-    begin = time.thread_time()
-    with pytest.raises(ValueError) as caught:
-        Encoding(8, **{field: value})
-    assert str(caught.value).startswith(f"{field}: ") and message in str(caught.value)
+    for field in ("base", "shift", "exponent_scale", "exponent_dim", "position_scale", "amplitude"):
+        with pytest.raises(ValueError) as caught:
+            Encoding(8, **{field: value})
+        assert str(caught.value).startswith(f"{field}: ") and message in str(caught.value)
+        assert len(str(caught.value)) < 200
     with pytest.raises(ValueError, match=r"^frequencies\[1\]: "):
         Encoding(4, frequencies=(1.0, value))
-    assert time.thread_time() - begin < 1 and len(str(caught.value)) < 200
-
-
-def test_zero_with_a_huge_exponent() -> None:
-    assert Encoding(8, shift=Decimal("0e-99999999"), amplitude=Decimal("-0e99999999")) == Encoding(8, amplitude=0)
 
 
 def test_long_numbers_within_the_limit() -> None:
     value = Decimal("1." + 600 * "3")
-    begin = time.thread_time()
     assert Encoding(512, base=value).frequencies_radians()[1] == pytest.approx((4 / 3) ** (-1 / 256), rel=1e-15)
-    assert time.thread_time() - begin < 1
-
-
-def test_positional_arguments() -> None:
-    with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given"):
-        Encoding(8, 10000.0)  # type: ignore[misc]
-    with pytest.raises(TypeError, match="dim"):
-        Encoding()  # type: ignore[call-arg]
+    assert Encoding(8, shift=Decimal("0e-99999999"), amplitude=Decimal("-0e99999999")) == Encoding(8, amplitude=0)
 
 
 def test_equality_hash_and_copies() -> None:
@@ -355,9 +312,10 @@ def test_fields_from_arrays_and_array_scalars() -> None:
         Encoding(4, frequencies=numpy.ones((2, 1)))
 
 
-def test_every_choice_is_accepted() -> None:
-    for layout in LAYOUTS:
-        for odd in ODD_POLICIES[:-1]:
-            assert len(plan(Encoding(7, layout=layout, odd=odd)).channels()) == 7
+def test_odd_raise_and_plan_cache() -> None:
     assert Encoding(8, odd="raise").odd == "raise"
     assert Encoding(7, layout="sin", odd="raise").dim == 7  # no second half
+    with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given"):
+        Encoding(8, 10000.0)  # type: ignore[misc]
+    assert plan(Encoding(8)) is plan(Encoding(8, base=10000, shift=0)) is not plan(Encoding(8, start=1))
+    assert plan(Encoding(8, angle="float32_exp")).fractions == plan(Encoding(8)).fractions

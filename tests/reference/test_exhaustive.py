@@ -30,30 +30,22 @@ def test_stored_formula_is_current() -> None:
     assert truth_file.PAPER512.read_text() == truth_file.text(Encoding(512)), "run python tests/support/truth_file.py"
 
 
-@pytest.fixture(scope="module")
-def reference_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def test_reference_values_equal_mpmath(tmp_path: Path) -> None:
     try:
         compiler, _ = sources.find_compiler()
     except sources.BuildUnavailable as error:
         pytest.skip(f"no compiler: {error.reason}")
-    made = tmp_path_factory.mktemp("reference_program") / "reference_program"
-    flags = ["-std=c++17", "-O1", "-ffp-contract=off"]
-    command = [compiler, *flags, str(HERE / "cpp" / "judge.cpp"), "-o", str(made)]
-    execute(command)
-    return made
-
-
-@pytest.mark.parametrize("name", JUDGED)
-def test_reference_values_equal_mpmath(reference_program: Path, name: str, tmp_path: Path) -> None:
-    encoding, draw = JUDGED[name], random.Random(name)
-    truth = tmp_path / "scan.truth"
-    truth.write_text(truth_file.text(encoding))
-    ends = (0, 1, -1, 2**31 - 1, 2**53 + 1, -(2**62), INT64_MIN, INT64_MAX)
-    entries = [(at, channel) for at in ends for channel in range(0, encoding.dim, 7)]
-    sizes = [draw.randrange(64) for _ in range(600)]
-    entries += [(draw.choice((1, -1)) * draw.randrange(2**size), draw.randrange(encoding.dim)) for size in sizes]
-    entries += [(at, 2 * pair + k) for dim, at, pair in CLOSEST if encoding == Encoding(dim) for k in (0, 1)]
-    assert truth_file.judge_error(reference_program, truth, encoding, entries) <= truth_file.JUDGE
+    program = tmp_path / "reference_program"
+    execute([compiler, "-std=c++17", "-O1", "-ffp-contract=off", str(HERE / "cpp" / "judge.cpp"), "-o", str(program)])
+    for name, encoding in JUDGED.items():
+        draw, truth = random.Random(name), tmp_path / "scan.truth"
+        truth.write_text(truth_file.text(encoding))
+        ends = (0, 1, -1, 2**31 - 1, 2**53 + 1, -(2**62), INT64_MIN, INT64_MAX)
+        entries = [(at, channel) for at in ends for channel in range(0, encoding.dim, 7)]
+        sizes = [draw.randrange(64) for _ in range(300)]
+        entries += [(draw.choice((1, -1)) * draw.randrange(2**size), draw.randrange(encoding.dim)) for size in sizes]
+        entries += [(at, 2 * pair + k) for dim, at, pair in CLOSEST if encoding == Encoding(dim) for k in (0, 1)]
+        assert truth_file.judge_error(program, truth, encoding, entries) <= truth_file.JUDGE
 
 
 def test_page_lists_every_scan() -> None:
@@ -68,15 +60,9 @@ def test_page_lists_every_scan() -> None:
     head = part.strip().splitlines()[0]
     assert f"{sum(entries):,} entries, all correctly rounded" in head
     assert "the same bits from table and encode on default" in head
-
-
-@pytest.mark.parametrize("command", ["make check-exhaustive", "python tools/accuracy_table.py"])
-def test_tables_name_their_commit(command: str) -> None:
-    said = rf"^Produced by `{command}` on \d{{4}}-\d\d-\d\d, commit [0-9a-f]{{10}}\+?[,:] "
-    assert re.search(said, tool.PAGE.read_text(encoding="utf-8"), re.M), f"run {command}, which writes it"
-
-
-def test_ranges_are_within_int64() -> None:
+    for command in ("make check-exhaustive", "python tools/accuracy_table.py"):
+        said = rf"^Produced by `{command}` on \d{{4}}-\d\d-\d\d, commit [0-9a-f]{{10}}\+?[,:] "
+        assert re.search(said, tool.PAGE.read_text(encoding="utf-8"), re.M), f"run {command}, which writes it"
     for scan in tool.scans(20):
         for first, count, step in scan.runs:
             assert INT64_MIN <= first and first + (count - 1) * step <= INT64_MAX and count > 0, scan

@@ -11,7 +11,7 @@ from torch import Tensor
 import sinpe_ext as sinpe
 
 LENGTH = 700  # there the float32 angles are off by 1e-5, and all rows differ from the exact ones
-DIMS = [2, 4, 6, 7, 64, 100, 512, 513]
+DIMS = [2, 6, 7, 64, 127, 320, 513]
 
 
 def interleaved(sines: Tensor, cosines: Tensor, dim: int) -> Tensor:
@@ -129,8 +129,7 @@ def test_exponent_dim_from_the_number_of_rows(backend: str) -> None:
     assert torch.equal(sinpe.table(2, encoding), want)
 
 
-@pytest.mark.parametrize("angle", ["float32_exp", "float32_pow"])
-def test_every_field(angle: str) -> None:
+def test_every_field() -> None:
     """Other fields change float32 angles as they change exact ones, to float32 accuracy at small positions."""
     for fields in (
         {"layout": "sin_cos"},
@@ -143,24 +142,22 @@ def test_every_field(angle: str) -> None:
         {"shift": 3.5},
         {"dim": 2, "shift": 1},  # one pair, whose exponent is 0 and not 0/0
     ):
-        encoding = sinpe.Encoding(**{"dim": 9, **fields}, angle=angle)
-        exact = encoding.replace(angle="exact")
-        assert torch.allclose(sinpe.table(9, encoding), sinpe.table(9, exact), rtol=0, atol=2e-6), fields
+        exact = sinpe.Encoding(**{"dim": 9, **fields})
+        for angle in ("float32_exp", "float32_pow"):
+            got = sinpe.table(9, exact.replace(angle=angle))
+            assert torch.allclose(got, sinpe.table(9, exact), rtol=0, atol=2e-6), (fields, angle)
 
 
 @pytest.mark.parametrize("angle", ["float32_exp", "float32_pow"])
 def test_add(angle: str, backend: str) -> None:
     encoding = sinpe.Encoding(8, angle=angle, start=3)
-    rows = sinpe.table(6, encoding)
-    mask, starts = torch.arange(6) > 3, torch.tensor([4, 0])
+    rows, mask = sinpe.table(6, encoding), torch.arange(6) > 3
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        x = torch.randn(2, 6, 8).to(dtype)
-        acc = torch.float64 if dtype == torch.float64 else torch.float32
+        x, acc = torch.randn(2, 6, 8).to(dtype), torch.float64 if dtype == torch.float64 else torch.float32
         want = (x.to(acc) * 0.5 + rows.to(acc) * 3.0).to(dtype)
-        assert torch.equal(sinpe.add(x, encoding, scale=0.5, alpha=3.0), want)
         masked = sinpe.add(x, encoding, scale=0.5, alpha=torch.tensor([3.0]), padding_mask=mask)
         assert torch.equal(masked, torch.where(mask.unsqueeze(-1), (x.to(acc) * 0.5).to(dtype), want))
-        assert torch.equal(sinpe.add(x, encoding, start=starts)[1], sinpe.add(x, encoding)[1])
+        assert torch.equal(sinpe.add(x, encoding, start=torch.tensor([4, 0]))[1], sinpe.add(x, encoding)[1])
         assert torch.equal(sinpe.SinusoidalPositionalEncoding(8, encoding=encoding).eval()(x), sinpe.add(x, encoding))
         assert torch.equal(sinpe.add_(x.clone(), encoding, scale=0.5, alpha=3.0), want)
     out = torch.empty(6, 16)[:, ::2]

@@ -1,4 +1,4 @@
-"""Dropout masks: Philox's published values, all forms of `elements`, and statistical tests with a stated confidence.
+"""Dropout masks: Philox's published values, all forms of `rng_offsets`, and statistical tests with a stated confidence.
 
 Each mask in the statistical tests is computed by `philox.keep` and by the operator `dropout` of the tested backend, and
 must be equal. The bounds are Chernoff's and Hoeffding's, which are not approximations. Seeds are fixed: results are
@@ -38,10 +38,9 @@ KNOWN = {  # kat_vectors of Random123 1.14, philox4x32 10: counter, key, output
 }
 
 
-@pytest.mark.parametrize("known", KNOWN.values(), ids=KNOWN)
-def test_philox_equals_published_values(known: tuple[tuple[int, ...], ...]) -> None:
-    counter, key, words = known
-    assert philox(counter, key) == words
+def test_philox_equals_published_values() -> None:
+    for counter, key, words in KNOWN.values():
+        assert philox(counter, key) == words
 
 
 def words_of(counters: Sequence[int], seed: int) -> Tensor:
@@ -51,12 +50,12 @@ def words_of(counters: Sequence[int], seed: int) -> Tensor:
     return torch.stack([word & 0xFFFFFFFF for word in words])
 
 
-@pytest.mark.parametrize("seed", EDGE_SEEDS)
-def test_philox_words(seed: int) -> None:
+def test_philox_words() -> None:
     counters = [0, 1, 2, 2**32 - 1, 2**32, 2**32 + 1, 0x85A308D3243F6A8, 2**61 - 1]
-    key = seed % 2**32, seed % 2**64 >> 32
-    want = [philox((c % 2**32, c >> 32, 0, 0), key) for c in counters]
-    assert words_of(counters, seed).T.tolist() == [list(words) for words in want]
+    for seed in EDGE_SEEDS:
+        key = seed % 2**32, seed % 2**64 >> 32
+        want = [philox((c % 2**32, c >> 32, 0, 0), key) for c in counters]
+        assert words_of(counters, seed).T.tolist() == [list(words) for words in want]
 
 
 FORMS: dict[str, tuple[tuple[int, ...], list[int]]] = {
@@ -81,7 +80,6 @@ FORMS: dict[str, tuple[tuple[int, ...], list[int]]] = {
     "as unsigned": ((3, 5), [-40, 5, 1]),
     "from the last number to the first": ((2, 300), [-301, 300, 1]),
 }
-PERMUTED = ("row-major", "permuted", "permuted and based", "size 1 with any step", "expanded", "as unsigned")
 
 
 def expected_mask(seed: int, drop: int, shape: tuple[int, ...], elements: Sequence[int]) -> Tensor:
@@ -91,28 +89,18 @@ def expected_mask(seed: int, drop: int, shape: tuple[int, ...], elements: Sequen
     return torch.tensor([kept(seed, e % 2**64, drop) for e in numbers], dtype=torch.bool).reshape(shape)
 
 
-def small_blocks(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ours, "arrays", lambda xp, device: SimpleNamespace(block=3))
-
-
-@pytest.mark.parametrize("block", ["one block", "blocks of 3"])
 @pytest.mark.parametrize("form", FORMS)
-def test_elements(form: str, block: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rng_offsets(form: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shape, elements = FORMS[form]
-    if block != "one block":
-        small_blocks(monkeypatch)
     for seed, drop in ((SEED, HALF), (-3, 6554), (2**63 - 1, 65535)):
         want = expected_mask(seed, drop, shape, elements)
         for given in (seed, torch.tensor(seed), torch.tensor([seed])):
             got = ours.keep(given, drop, shape, elements, "cpu")
             assert got.dtype == torch.bool and torch.equal(got, want)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_elements_of_the_operator(form: str, backend: str) -> None:
-    shape, elements = FORMS[form]
     if shape:
-        mask_of(SEED, HALF, shape, elements)
+        assert torch.equal(mask_of(SEED, HALF, shape, elements), expected_mask(SEED, HALF, shape, elements))
+    monkeypatch.setattr(ours, "arrays", lambda xp, device: SimpleNamespace(block=3))
+    assert torch.equal(ours.keep(SEED, HALF, shape, elements, "cpu"), expected_mask(SEED, HALF, shape, elements))
 
 
 def test_element_numbers_of_a_long_row(backend: str) -> None:
@@ -121,30 +109,15 @@ def test_element_numbers_of_a_long_row(backend: str) -> None:
         mask_of(SEED, HALF, shape, elements)
 
 
-@pytest.mark.parametrize("form", PERMUTED)
-def test_dense_permutations_compute_one_block_per_eight_elements(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(ours, "_scattered")
-    shape, elements = FORMS[form]
-    assert torch.equal(ours.keep(SEED, HALF, shape, elements, "cpu"), expected_mask(SEED, HALF, shape, elements))
-
-
 def test_threshold_is_compared_with_all_16_bits() -> None:
-    """An element is dropped exactly for thresholds above its 16 random bits."""
+    """An element is dropped exactly for thresholds above its 16 random bits; for 0 and 65536 no seed is needed."""
     words = words_of(range(4), SEED)
     lanes = torch.stack([words & 0xFFFF, words >> 16], 1).permute(2, 0, 1).flatten().tolist()
     for e, lane in enumerate(lanes):
         at = [ours.keep(SEED, drop, (32,), [], "cpu")[e].item() for drop in (lane, lane + 1)]
         assert at == [True, False]
-
-
-@pytest.mark.parametrize("drop, fraction", [(0, 1.0), (65536, 0.0)])
-def test_certain_masks_need_no_seed(drop: int, fraction: float) -> None:
-    for seed in (None, 3):
-        assert ours.keep(seed, drop, (3, 5), [], "cpu").float().mean() == fraction
-    assert ours.kept_scale(drop) == fraction
-
-
-def test_bad_arguments() -> None:
+    for drop, fraction in ((0, 1.0), (65536, 0.0)):
+        assert ours.keep(None, drop, (3, 5), [], "cpu").float().mean() == fraction == ours.kept_scale(drop)
     with pytest.raises(RuntimeError, match="seed: expected one int64, got None while drop_threshold is 7"):
         ours.keep(None, 7, (3,), [], "cpu")
     with pytest.raises(RuntimeError, match="rng_offsets: expected 3 integers .* got 2"):
@@ -153,24 +126,18 @@ def test_bad_arguments() -> None:
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 @pytest.mark.parametrize("form", ["row-major", "permuted", "shard", "counter's high word changes"])
-def test_vmap_over_seeds(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeds_of_vmap_and_fake_seeds(form: str) -> None:
+    """A seed's value is not read on the host: reading it from a device would synchronize."""
+    from torch._subclasses import FakeTensorMode
+
     shape, elements = FORMS[form]
     seeds = torch.tensor(EDGE_SEEDS)
     want = torch.stack([expected_mask(seed, HALF, shape, elements) for seed in EDGE_SEEDS])
     for given in (seeds, seeds[:, None]):
         got = torch.func.vmap(lambda seed: ours.keep(seed, HALF, shape, elements, "cpu"))(given)
         assert torch.equal(got, want)
-    small_blocks(monkeypatch)
-    assert torch.equal(torch.func.vmap(lambda s: ours.keep(s, HALF, shape, elements, "cpu"))(seeds), want)
-
-
-def test_seed_value_is_not_read_on_the_host() -> None:
-    """Reading a seed from a device would synchronize."""
-    from torch._subclasses import FakeTensorMode
-
     with FakeTensorMode():
-        for shape, elements in FORMS.values():
-            assert ours.keep(torch.tensor(1), HALF, shape, elements, "cpu").shape == shape
+        assert ours.keep(torch.tensor(1), HALF, shape, elements, "cpu").shape == shape
 
 
 # statistics
@@ -207,8 +174,7 @@ def expect_uncorrelated(masks: Tensor) -> None:
     assert float(sums.abs().max()) < math.sqrt(2 * masks.shape[1] * math.log(2 * pairs / FALSE_ALARM))
 
 
-@pytest.mark.parametrize("seed", [SEED, 0])
-@pytest.mark.parametrize("drop", THRESHOLDS)
+@pytest.mark.parametrize(("drop", "seed"), [(drop, (SEED, 0)[k % 2]) for k, drop in enumerate(THRESHOLDS)])
 def test_drop_rate_and_mean(drop: int, seed: int, backend: str) -> None:
     """The rate is threshold / 65536, so the mean of the factors is 1."""
     n = 2**21
@@ -221,7 +187,7 @@ def test_drop_rate_and_mean(drop: int, seed: int, backend: str) -> None:
     expect_count(round(kept_by_mean), n, 1 - drop / 65536)
 
 
-@pytest.mark.parametrize("seed", [SEED, 0, 1])
+@pytest.mark.parametrize("seed", [SEED, 0])
 def test_lanes_are_uniform(seed: int) -> None:
     words = words_of(range(2**19), seed)
     lanes = torch.stack([words & 0xFFFF, words >> 16]).reshape(8, -1)
@@ -233,7 +199,7 @@ def test_lanes_are_uniform(seed: int) -> None:
         expect_uniform((first >> 10) * 64 + (second >> 10), 2**12)
 
 
-@pytest.mark.parametrize("drop", [6554, HALF, 58982])
+@pytest.mark.parametrize("drop", [6554, HALF])
 def test_neighbours_rows_and_batches_are_independent(drop: int, backend: str) -> None:
     """(B, S, D) = (32, 64, 512): disjoint pairs of elements a lag apart differ as often as independent ones."""
     mask = mask_of(SEED, drop, (32, 64, 512)).flatten()
@@ -268,10 +234,9 @@ def test_masks_of_related_seeds_are_uncorrelated(backend: str) -> None:
     expect_uncorrelated(torch.stack([mask_of(seed, HALF, (length,)) for seed in seeds]))
 
 
-@pytest.mark.parametrize("shift", [-8, -1, 1, 8, 64])
-def test_next_seed_does_not_shift_the_mask(shift: int, backend: str) -> None:
+def test_next_seed_does_not_shift_the_mask(backend: str) -> None:
     n = 2**18
-    for other in (SEED + 1, SEED + 2**32):
+    for other, shift in itertools.product((SEED + 1, SEED + 2**32), (-8, -1, 1, 8, 64)):
         first = mask_of(SEED, HALF, (n,), [10**6, 1])
         second = mask_of(other, HALF, (n,), [10**6 + shift, 1])
         expect_count(int((first != second).sum()), n, 0.5)
@@ -280,25 +245,10 @@ def test_next_seed_does_not_shift_the_mask(shift: int, backend: str) -> None:
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 def test_single_elements_over_many_seeds() -> None:
     """One element, and pairs of elements, over consecutive seeds."""
-    n = 2**17
+    n = 2**16
     masks = torch.func.vmap(lambda seed: ours.keep(seed, HALF, (32,), [], "cpu"))(torch.arange(n)).T
     for element in masks:
         expect_count(int(element.sum()), n, 0.5)
     expect_uncorrelated(masks)
     for element in masks:
         expect_count(int((element[::2] != element[1::2]).sum()), n // 2, 0.5)
-
-
-@pytest.mark.parametrize("check", ["rate", "chi-square", "correlation"])
-def test_statistics_detect_faults(check: str) -> None:
-    """Each check fails for a fault of the size that it is meant for."""
-    mask = ours.keep(SEED, HALF, (2**20,), [], "cpu")
-    with pytest.raises(AssertionError):
-        if check == "rate":
-            expect_count(int(mask.sum()), mask.numel(), 0.505)
-        elif check == "chi-square":
-            expect_uniform(torch.arange(2**20) % 2**13 % 8191, 2**13)
-        else:
-            rows = mask.reshape(64, -1)
-            rows[7, : rows.shape[1] // 8] = rows[40, : rows.shape[1] // 8]
-            expect_uncorrelated(rows)

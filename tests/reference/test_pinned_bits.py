@@ -1,6 +1,7 @@
 """Results of every operation and convention have the same bits on each backend, in each version, on each machine.
 
-Each hash is of all results of a kind, except float64 results and sums whose order is not fixed.
+A hash for each convention, and one for each kind of results of the operations; without float64 results and sums whose
+order is not fixed.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ def conventions() -> Iterator[tuple[str, Tensor]]:
         axes = getattr(encoding, "ndim", 1)
         for dtype in FLOATS:
             if axes > 1:
-                yield "table of a grid", sinpe.table((5, 6, 7)[:axes], encoding, dtype=dtype)
+                yield name, sinpe.table((5, 6, 7)[:axes], encoding, dtype=dtype)
                 continue
-            yield "table", sinpe.table(70, encoding, dtype=dtype)
-            yield "table beyond 2^40", sinpe.table(9, encoding, start=2**40 + 3, dtype=dtype)
-            yield "encode", sinpe.encode(x(64) * 333.3, encoding, dtype=dtype)
+            yield name, sinpe.table(70, encoding, dtype=dtype)
+            yield name, sinpe.table(9, encoding, start=2**40 + 3, dtype=dtype)
+            yield name, sinpe.encode(x(64) * 333.3, encoding, dtype=dtype)
         if axes == 1:
-            yield "add", sinpe.add(x(2, 9, dim), encoding, positions=ids(2, 9) * 2**33, scale=2, alpha=0.5)
+            yield name, sinpe.add(x(2, 9, dim), encoding, positions=ids(2, 9) * 2**33, scale=2, alpha=0.5)
 
 
 def operations() -> Iterator[tuple[str, Tensor]]:
@@ -72,11 +73,34 @@ def operations() -> Iterator[tuple[str, Tensor]]:
 
 
 PINNED = {
-    "table": "5fb339867e52a74f",
-    "table beyond 2^40": "3d5b6d27bdba2f5c",
-    "encode": "0fa2a5c55408bd7f",
-    "add": "6ae195ab24c0c9ba",
-    "table of a grid": "6d0a77c40182fd65",
+    "paper": "9496505624f81153",
+    "paper_concat": "5247386dac3d8ac3",
+    "own_index": "8ea974d24386337f",
+    "doubled_index": "de0c66e2f544cbfe",
+    "t2t": "3b4de5c01afa814f",
+    "fairseq": "607fbcc65a739aaf",
+    "ctranslate2": "b453f6c6a8295990",
+    "musicgen": "be7259a941353b79",
+    "ddpm": "3b4de5c01afa814f",
+    "adm": "140964e5742038bc",
+    "flux": "a7d064825e5d971e",
+    "unit": "880817f51bede58a",
+    "nerf": "0d7e973a6d264dd1",
+    "tcnn": "a7e39cd35f3b2132",
+    "multidim1d": "9496505624f81153",
+    "mae2d": "bab45ef5f73fb1b5",
+    "hf2d": "bf3643f8798c935b",
+    "bigvision2d": "1c1933a8385328ad",
+    "timm2d": "025d3872221e39b0",
+    "cogvideo3d": "ecca88f506ded24b",
+    "t2t2d": "bd31b0fb503dfcbc",
+    "multidim2d": "9a4bd3ee1f740dff",
+    "multidim3d": "a37ee2e9dc598c08",
+    "detr2d": "9daf7d3c324061fc",
+    "fairseq2_2d": "bf3643f8798c935b",
+    "fairseq2_3d": "3d1ea647ad41ced6",
+    "monai2d": "bab45ef5f73fb1b5",
+    "monai3d": "07396bbcca63d504",
     "add, masked": "c6ddab5a72db6ad3",
     "add, grid": "6a3c5986d2da4e3d",
     "add, sequence first": "01f91832967846ae",

@@ -1,17 +1,14 @@
 """All named conventions, implemented from the libraries that use them: plain loops, one channel at a time.
 
 In 50 digits and without sinpe_ext, so errors in its catalogue or plans cannot affect the result. `row(name, position,
-dim)` is the exact result of the library of that name; a dim that the library rejects raises ValueError. With --write,
-the program renews golden_conventions.json, which detects a change made in both places.
+dim)` is the exact result of the library of that name; a dim that the library rejects raises ValueError. A change made
+in both places changes the recorded bits (tests/reference/test_pinned_bits.py).
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import mpmath
@@ -20,8 +17,6 @@ MP = mpmath.MPContext()  # separate context: the precision of other tests is unc
 MP.dps = 50
 BASE = MP.mpf(10000)
 Row = list[Any]
-
-GOLDEN = Path(__file__).with_name("golden_conventions.json")
 
 
 def number(value: Any) -> Any:
@@ -44,11 +39,7 @@ def need(holds: bool, text: str) -> None:
 
 def paper(p: Any, dim: int) -> Row:
     """DistilBERT, xFormers, KerasHub, and for even dim the PyTorch tutorial: pos / 10000^(2 (j // 2) / dim)."""
-    row = []
-    for j in range(dim):
-        angle = p * power(2 * (j // 2), dim)
-        row.append(MP.sin(angle) if j % 2 == 0 else MP.cos(angle))
-    return row
+    return [(MP.cos if j % 2 else MP.sin)(p * power(2 * (j // 2), dim)) for j in range(dim)]
 
 
 def paper_concat(p: Any, dim: int) -> Row:
@@ -71,13 +62,8 @@ def doubled_index(p: Any, dim: int, exponent_dim: int | None = None) -> Row:
 def t2t(p: Any, dim: int, shift: int = 1, cosines_first: bool = False) -> Row:
     """get_timing_signal_1d, fairseq, diffusers: h = d // 2 timescales, log increment log(10000) / (h - 1), zero pad."""
     half = dim // 2
-    sines, cosines = [], []
-    for i in range(half):
-        angle = p * power(i, half - shift)
-        sines.append(MP.sin(angle))
-        cosines.append(MP.cos(angle))
-    row = cosines + sines if cosines_first else sines + cosines
-    return row + [MP.mpf(0)] * (dim % 2)
+    sines, cosines = ([f(p * power(i, half - shift)) for i in range(half)] for f in (MP.sin, MP.cos))
+    return (cosines + sines if cosines_first else sines + cosines) + [MP.mpf(0)] * (dim % 2)
 
 
 def musicgen(p: Any, dim: int) -> Row:
@@ -135,8 +121,7 @@ def tcnn(x: Any, dim: int) -> Row:
 def from_grid(p: Any, dim: int) -> Row:
     """get_1d_sincos_pos_embed_from_grid: omega_i = 1 / 10000^(i / (dim / 2)), [sin | cos]."""
     need(dim % 2 == 0, "embed_dim must be divisible by 2")
-    sines = [MP.sin(p * power(i, dim // 2)) for i in range(dim // 2)]
-    return sines + [MP.cos(p * power(i, dim // 2)) for i in range(dim // 2)]
+    return sin_cos_blocks((p,), dim // 2)
 
 
 def mae2d(at: Sequence[Any], dim: int) -> Row:
@@ -149,33 +134,20 @@ def mae2d(at: Sequence[Any], dim: int) -> Row:
 def hf2d(at: Sequence[Any], dim: int) -> Row:
     """transformers: cat([emb_h.sin(), emb_h.cos(), emb_w.sin(), emb_w.cos()])."""
     need(dim % 4 == 0, "embed_dim must be divisible by 4")
-    row: Row = []
-    for coordinate in at:
-        row += [MP.sin(coordinate * power(i, dim // 4)) for i in range(dim // 4)]
-        row += [MP.cos(coordinate * power(i, dim // 4)) for i in range(dim // 4)]
-    return row
+    return sin_cos_blocks(at, dim // 4)
 
 
 def bigvision2d(at: Sequence[Any], dim: int) -> Row:
     """big_vision: omega = arange(width // 4) / (width // 4 - 1); [sin x, cos x, sin y, cos y]."""
     need(dim % 4 == 0, "width must be a multiple of 4")
-    omega = [power(i, dim // 4 - 1) for i in range(dim // 4)]
     y, x = at
-    row: Row = []
-    for coordinate in (x, y):
-        for function in (MP.sin, MP.cos):
-            row += [function(coordinate * w) for w in omega]
-    return row
+    return [f(c * power(i, dim // 4 - 1)) for c in (x, y) for f in (MP.sin, MP.cos) for i in range(dim // 4)]
 
 
 def timm2d(at: Sequence[Any], dim: int) -> Row:
     """timm: stack([sin(pos2), cos(pos2)], dim=1) of pos2 (axis, band): function outermost, then axis, then band."""
     need(dim % 4 == 0, "embed dimension must be divisible by 4")
-    row: Row = []
-    for function in (MP.sin, MP.cos):
-        for coordinate in at:
-            row += [function(coordinate * power(i, dim // 4)) for i in range(dim // 4)]
-    return row
+    return [f(c * power(i, dim // 4)) for f in (MP.sin, MP.cos) for c in at for i in range(dim // 4)]
 
 
 def cogvideo3d(at: Sequence[Any], dim: int) -> Row:
@@ -200,10 +172,7 @@ def t2t2d(at: Sequence[Any], dim: int) -> Row:
 
 def axis_of_multidim(p: Any, channels: int) -> Row:
     """get_emb of the angles p / 10000^(j / channels), j = 0, 2, 4, ...: sin and cos concatenated."""
-    row = []
-    for j in range(0, channels, 2):
-        row += [MP.sin(p * power(j, channels)), MP.cos(p * power(j, channels))]
-    return row
+    return [f(p * power(j, channels)) for j in range(0, channels, 2) for f in (MP.sin, MP.cos)]
 
 
 def multidim(at: Sequence[Any], dim: int) -> Row:
@@ -214,14 +183,9 @@ def multidim(at: Sequence[Any], dim: int) -> Row:
 
 def detr2d(at: Sequence[Any], dim: int) -> Row:
     """DETR: dim_t = 10000^(2 (j // 2) / F), F = dim / 2; cat((pos_y, pos_x)). The positions count from 1."""
-    features = dim // 2
     need(dim % 4 == 0, "torch.stack of 0::2 and 1::2 needs halves of one size")
-    row = []
-    for coordinate in at:
-        for j in range(features):
-            angle = coordinate / BASE ** (MP.mpf(2 * (j // 2)) / features)
-            row.append(MP.cos(angle) if j % 2 else MP.sin(angle))
-    return row
+    angles = [(j, c / BASE ** (MP.mpf(2 * (j // 2)) / (dim // 2))) for c in at for j in range(dim // 2)]
+    return [MP.cos(angle) if j % 2 else MP.sin(angle) for j, angle in angles]
 
 
 def fairseq2(at: Sequence[Any], dim: int, widths: Sequence[int]) -> Row:
@@ -260,11 +224,7 @@ def monai3d(at: Sequence[Any], dim: int) -> Row:
 
 
 def sin_cos_blocks(coordinates: Sequence[Any], bands: int) -> Row:
-    row: Row = []
-    for coordinate in coordinates:
-        row += [MP.sin(coordinate * power(i, bands)) for i in range(bands)]
-        row += [MP.cos(coordinate * power(i, bands)) for i in range(bands)]
-    return row
+    return [f(c * power(i, bands)) for c in coordinates for f in (MP.sin, MP.cos) for i in range(bands)]
 
 
 # names
@@ -308,30 +268,3 @@ def row(name: str, position: Any, dim: int) -> Row:
     formula, _ = FORMULAS[name]
     exact = tuple(map(number, position)) if isinstance(position, (tuple, list)) else number(position)
     return formula(exact, dim)
-
-
-GOLDEN_DIMS = {1: (6, 9), 2: (12,), 3: (48,)}  # by number of coordinates
-GOLDEN_POSITIONS = {1: (0, 1, 3.5, 4095), 2: ((0, 1), (3, 2.5), (4095, 17)), 3: ((1, 0, 2), (16, 4095, 3.5))}
-
-
-def golden() -> list[dict[str, Any]]:
-    return [
-        {"name": name, "dim": dim, "position": position, "row": [float(value) for value in row(name, position, dim)]}
-        for name, (_, coordinates) in FORMULAS.items()
-        for dim in GOLDEN_DIMS[coordinates]
-        for position in GOLDEN_POSITIONS[coordinates]
-    ]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"renew {GOLDEN.name}")
-    lines = ",\n".join(json.dumps(entry) for entry in golden())  # repr of a float64: up to 17 digits
-    if parser.parse_args().write:
-        GOLDEN.write_text(f"[\n{lines}\n]\n")
-    else:
-        print(lines)
-
-
-if __name__ == "__main__":
-    main()
