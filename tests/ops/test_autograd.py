@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from public_calls import CALLS, SEED
+from public_calls import CALLS
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
@@ -46,11 +46,6 @@ def positions(*shape: int) -> Tensor:
 def test_gradients_are_those_of_the_formula(name: str, backend: str) -> None:
     """Of first and second order, with respect to all tensors and the incoming gradient."""
     call = CALLS[name]
-    kept: Any = 1.0
-    if call.drops:
-        name, tensor = next(iter(call.tensors.items()))
-        mask = call.of(name)[1](tensor) != 0
-        kept = mask.double() * (65536 / (65536 - round(SEED["dropout"] * 65536)))
 
     def derivatives(function: Callable[..., Tensor], kept: Any) -> list[Tensor]:
         given = {name: t.clone().requires_grad_() for name, t in call.tensors.items()}
@@ -61,7 +56,7 @@ def test_gradients_are_those_of_the_formula(name: str, backend: str) -> None:
         second = torch.autograd.grad(total, [*given.values(), upstream], materialize_grads=True)
         return [*first, *second]
 
-    for got, want in zip(derivatives(call.run, 1.0), derivatives(call.formula, kept), strict=True):
+    for got, want in zip(derivatives(call.run, 1.0), derivatives(call.formula, call.mask()), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 

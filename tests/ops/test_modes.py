@@ -93,7 +93,7 @@ def test_meta_tensors_have_gradients(backend: str) -> None:
 
 
 def nested(name: str, compiler: str) -> Callable[..., Tensor]:
-    region = torch.compiler.nested_compile_region(CALLS[name].run)
+    region = torch.compiler.nested_compile_region(lambda **given: CALLS[name].run(**given))
     torch._dynamo.reset()
 
     def twice(**given: Tensor) -> Tensor:

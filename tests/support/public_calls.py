@@ -130,16 +130,23 @@ def sum_of(x: Tensor, alpha: Tensor | float, pe: Tensor, scale: float = 1.0) -> 
     return scale * x.double() + (alpha.double() if isinstance(alpha, Tensor) else alpha) * pe
 
 
+def with_grid(make: Callable[[Form, sinpe.GridEncoding], Call]) -> Callable[[Form], Call]:
+    """The encoding is made before the call, because a compiled function may not make one."""
+    return lambda f: make(f, f.grid())
+
+
 MAKERS: dict[str, Callable[[Form], Call]] = {
     "table": lambda f: Call(
         lambda: sinpe.table(f.length, f.dim, start=3, **f.factory),
         lambda: rows(torch.arange(f.length, device=f.device) + 3, f.dim),
         {},
     ),
-    "table, grid": lambda f: Call(
-        lambda: sinpe.table(f.lengths, f.grid(), start=(2, 5), extra_tokens=1, **f.factory),
-        lambda: pad(grid_rows(points(f, 2, 5), f.dim).flatten(0, 1), (0, 0, 1, 0)),
-        {},
+    "table, grid": with_grid(
+        lambda f, grid: Call(
+            lambda: sinpe.table(f.lengths, grid, start=(2, 5), extra_tokens=1, **f.factory),
+            lambda: pad(grid_rows(points(f, 2, 5), f.dim).flatten(0, 1), (0, 0, 1, 0)),
+            {},
+        )
     ),
     "encode": lambda f: Call(
         lambda at: sinpe.encode(at, f.dim, dtype=f.dtype),
@@ -152,10 +159,12 @@ MAKERS: dict[str, Callable[[Form], Call]] = {
         {},
         {"at": f.whole(f.batch, f.length, below=500) - 250},
     ),
-    "encode, grid": lambda f: Call(
-        lambda at: sinpe.encode(at, f.grid(), dtype=f.dtype),
-        lambda at: grid_rows(at, f.dim),
-        {"at": f.fractions(f.batch, *f.lengths, 2)},
+    "encode, grid": with_grid(
+        lambda f, grid: Call(
+            lambda at: sinpe.encode(at, grid, dtype=f.dtype),
+            lambda at: grid_rows(at, f.dim),
+            {"at": f.fractions(f.batch, *f.lengths, 2)},
+        )
     ),
     "add": lambda f: Call(
         lambda x, alpha, at: sinpe.add(x, f.dim, alpha=alpha, positions=at, scale=2.0),
@@ -206,37 +215,47 @@ MAKERS: dict[str, Callable[[Form], Call]] = {
         {"seed": SEED},
         like="x",
     ),
-    "add, grid": lambda f: Call(
-        lambda x, alpha, seed: sinpe.add(x, f.grid(), alpha=alpha, dropout=DROPOUT, seed=seed),
-        lambda x, alpha, seed: sum_of(x, alpha, grid_rows(points(f), f.dim)),
-        {"x": f.normal(f.batch, *f.lengths, f.dim), "alpha": f.alpha()},
-        {"seed": SEED},
-        like="x",
+    "add, grid": with_grid(
+        lambda f, grid: Call(
+            lambda x, alpha, seed: sinpe.add(x, grid, alpha=alpha, dropout=DROPOUT, seed=seed),
+            lambda x, alpha, seed: sum_of(x, alpha, grid_rows(points(f), f.dim)),
+            {"x": f.normal(f.batch, *f.lengths, f.dim), "alpha": f.alpha()},
+            {"seed": SEED},
+            like="x",
+        )
     ),
-    "add, grid, channels first": lambda f: Call(
-        lambda x: sinpe.add(x, f.grid(), channel_dim=1, scale=3.0),
-        lambda x: sum_of(x, 1.0, grid_rows(points(f), f.dim).movedim(-1, 0), 3.0),
-        {"x": f.normal(f.batch, f.dim, *f.lengths)},
-        like="x",
+    "add, grid, channels first": with_grid(
+        lambda f, grid: Call(
+            lambda x: sinpe.add(x, grid, channel_dim=1, scale=3.0),
+            lambda x: sum_of(x, 1.0, grid_rows(points(f), f.dim).movedim(-1, 0), 3.0),
+            {"x": f.normal(f.batch, f.dim, *f.lengths)},
+            like="x",
+        )
     ),
-    "add, grid, coordinates": lambda f: Call(
-        lambda x, at: sinpe.add(x, f.grid(), positions=at),
-        lambda x, at: sum_of(x, 1.0, grid_rows(at, f.dim)),
-        {"x": f.normal(f.batch, *f.lengths, f.dim), "at": f.fractions(f.batch, *f.lengths, 2)},
-        like="x",
+    "add, grid, coordinates": with_grid(
+        lambda f, grid: Call(
+            lambda x, at: sinpe.add(x, grid, positions=at),
+            lambda x, at: sum_of(x, 1.0, grid_rows(at, f.dim)),
+            {"x": f.normal(f.batch, *f.lengths, f.dim), "at": f.fractions(f.batch, *f.lengths, 2)},
+            like="x",
+        )
     ),
-    "add, grid, flat": lambda f: Call(
-        lambda x, start, mask: sinpe.add(
-            x, f.grid(), start=start, padding_mask=mask, grid_shape=f.lengths, extra_tokens=2
-        ),
-        lambda x, start, mask: sum_of(
-            x,
-            1.0,
-            pad(grid_rows((points(f) + start[:, None, None]).flatten(1, 2), f.dim) * ~mask[..., None], (0, 0, 2, 0)),
-        ),
-        {"x": f.normal(f.batch, 2 + f.lengths[0] * f.lengths[1], f.dim)},
-        {"start": f.whole(f.batch, 2, below=9), "mask": f.mask(f.batch, f.lengths[0] * f.lengths[1])},
-        like="x",
+    "add, grid, flat": with_grid(
+        lambda f, grid: Call(
+            lambda x, start, mask: sinpe.add(
+                x, grid, start=start, padding_mask=mask, grid_shape=f.lengths, extra_tokens=2
+            ),
+            lambda x, start, mask: sum_of(
+                x,
+                1.0,
+                pad(
+                    grid_rows((points(f) + start[:, None, None]).flatten(1, 2), f.dim) * ~mask[..., None], (0, 0, 2, 0)
+                ),
+            ),
+            {"x": f.normal(f.batch, 2 + f.lengths[0] * f.lengths[1], f.dim)},
+            {"start": f.whole(f.batch, 2, below=9), "mask": f.mask(f.batch, f.lengths[0] * f.lengths[1])},
+            like="x",
+        )
     ),
     "add_": lambda f: Call(
         lambda x, seed: sinpe.add_(x * 1, f.dim, alpha=0.5, dropout=DROPOUT, seed=seed),
@@ -282,12 +301,14 @@ MAKERS: dict[str, Callable[[Form], Call]] = {
         {"seed": SEED, "module": Layer(f.dim, DROPOUT, learned_alpha=True, scale=2.0, **f.factory)},
         like="x",
     ),
-    "SinusoidalPositionalEncoding, grid": lambda f: Call(
-        lambda x, module, seed: module(x, seed=seed),
-        lambda x, module, seed: sum_of(x, 1.0, grid_rows(points(f), f.dim)),
-        {"x": f.normal(f.batch, *f.lengths, f.dim)},
-        {"seed": SEED, "module": Layer(f.dim, DROPOUT, encoding=f.grid())},
-        like="x",
+    "SinusoidalPositionalEncoding, grid": with_grid(
+        lambda f, grid: Call(
+            lambda x, module, seed: module(x, seed=seed),
+            lambda x, module, seed: sum_of(x, 1.0, grid_rows(points(f), f.dim)),
+            {"x": f.normal(f.batch, *f.lengths, f.dim)},
+            {"seed": SEED, "module": Layer(f.dim, DROPOUT, encoding=grid)},
+            like="x",
+        )
     ),
     "SinusoidalEmbedding": lambda f: Call(
         lambda weight, alpha, ids, module, seed: apply_layer(
