@@ -159,9 +159,10 @@ class Form(NamedTuple):
 @st.composite
 def forms(draw: st.DrawFn, encoding: Encoding | GridEncoding, least: int = 0, of_ids: bool = False) -> Form:
     n, is_grid = len(axes_of(encoding)), isinstance(encoding, GridEncoding)
-    length = st.integers(least, 4) if is_grid else st.sampled_from([k for k in (0, 1, 2, 5, 13, 40) if k >= least])
-    lengths = tuple(draw(st.lists(length, min_size=n, max_size=n)))
-    batches = tuple(draw(st.lists(st.integers(least, 3), max_size=2)))
+    several = (2, 3, 2, 1, 3, 4, 2, 3, 0) if is_grid else (2, 5, 13, 1, 40, 0)
+    lengths = tuple([draw(st.sampled_from([k for k in several if k >= least])) for _ in range(n)])
+    of_batch = (2,), (3, 2), (), (2, 3), (3,), (1,), (1, 2), (2, 1), (0,), (2, 0)
+    batches = draw(st.sampled_from([sizes for sizes in of_batch if min(sizes, default=1) >= least]))
     places, b, flat = math.prod(lengths), len(batches), n == 1 or draw(st.booleans())
     extra = draw(st.sampled_from((0, 0, 1, 3))) if flat and not of_ids else 0
     rank, arguments = b + (1 if flat else n) + 1, {"extra_tokens": extra} if extra else {}
@@ -340,13 +341,13 @@ def test_gradients_of_add(encoding: Any, data: st.DataObject, dtype: torch.dtype
     draw = data.draw
     form, real, learned = draw(forms(encoding, least=1)), draw(st.booleans()), draw(st.booleans())
     at, dropout, scale = draw(where(encoding, form, real)), draw(dropouts()), draw(st.sampled_from(FACTORS[:8]))
-    x, grad = (draw(views(form.shape, dtype, expanded=expanded))[1] for expanded in (False, True))
+    x, grad = (draw(views(form.shape, dtype, expanded=True))[1] for _ in range(2))
     alpha = torch.tensor([draw(st.sampled_from((1.0, 0.75, -2.0)))], dtype=draw(st.sampled_from(DTYPES[::3])))
     want = expected_gradient(grad, scale, dropout.rate, dropout.seed)
     wide = unmasked(form.canonical(kept_gradient(grad, dropout.rate, dropout.seed)), at.mask)
     for way in WAYS:
         with use(way):
-            mine, factor = x.detach().clone().requires_grad_(), alpha.clone().requires_grad_(learned)
+            mine, factor = x.detach().requires_grad_(), alpha.clone().requires_grad_(learned)
             inputs, arguments = [mine, factor][: 1 + learned], dict(form.arguments, scale=scale, alpha=factor)
             arguments |= at.arguments | dropout.arguments()
             if real:
@@ -407,8 +408,7 @@ def tokens(draw: st.DrawFn, encoding: Encoding, vocabulary: int, least: int = 0)
         row = arguments["padding_idx"] % vocabulary
         if len(shape) <= 2 and draw(st.booleans()):
             arguments["encode_padding"] = False
-            bare = form.canonical(ids.unsqueeze(-1) == row).reshape(-1, form.lengths[0])
-            bare = bare if form.batches else bare.reshape(1, form.lengths[0])
+            bare = form.canonical(ids.unsqueeze(-1) == row).reshape((*(form.batches or (1,)), form.lengths[0]))
             mask = bare if mask is None else bare | mask
     return Tokens(ids, form, at, mask, row, draw(dropouts()), arguments)
 
