@@ -347,7 +347,8 @@ def test_gradients_of_add(encoding: Any, data: st.DataObject, dtype: torch.dtype
     wide = unmasked(form.canonical(kept_gradient(grad, dropout.rate, dropout.seed)), at.mask)
     for way in WAYS:
         with use(way):
-            mine, factor = x.detach().requires_grad_(), alpha.clone().requires_grad_(learned)
+            mine = (x.detach().clone() if in_place else x.detach()).requires_grad_()
+            factor = alpha.clone().requires_grad_(learned)
             inputs, arguments = [mine, factor][: 1 + learned], dict(form.arguments, scale=scale, alpha=factor)
             arguments |= at.arguments | dropout.arguments()
             if real:
