@@ -1,6 +1,6 @@
 """Compiled kernels, eager PyTorch and NumPy give the same results for random arguments.
 
-The same means equal bits (or both NaN); float64 results are each within one ULP of the exact value. test_fuzz_*.py does
+The same means equal bits (or both NaN); float64 results are each within one ULP of the exact value. test_fuzz.py does
 this for the operations on data.
 """
 
