@@ -63,63 +63,41 @@ def check(call: Call, error: type[Exception], pattern: str, has_data: bool = Fal
 # Arguments of `add`, `add_`, `embed` and, if they have them, of the layers.
 COMMON: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"encoding": 8.0}, T, "encoding: expected an Encoding.* got float; pass Encoding"),
-    ({"encoding": True}, T, "encoding: expected .* got bool"),
-    ({"encoding": [8]}, T, "encoding: expected .* got list"),
-    ({"encoding": np.array([8])}, T, "encoding: expected .* got ndarray"),
-    ({"encoding": object()}, T, "encoding: expected .* got object"),
     ({"encoding": 0}, V, "dim: expected an int in 1.."),
     ({"encoding": 6}, V, "(x|weight): expected 6 channels, .* got 8 in shape"),
     ({"encoding": "papper"}, V, 'encoding: .* got "papper"; pass one'),
     ({"positions": [0, 1]}, T, "positions: expected a torch.Tensor, got list; pass torch.as"),
-    ({"positions": np.arange(S)}, T, "positions: expected a torch.Tensor, got ndarray"),
     ({"positions": MASK[0]}, T, "positions: expected an integer dtype or .* got torch.bool; pass int64"),
-    ({"positions": whole(S, dtype=torch.complex64)}, T, "positions: .* got torch.complex64"),
     ({"positions": whole(S, dtype=torch.bfloat16)}, T, "positions: .*; bfloat16 cannot hold integers above 256"),
     ({"positions": whole(S, dtype=torch.float16)}, T, "positions: .*; float16 cannot hold integers above 2048"),
     ({"positions": whole(S).to(torch.float8_e5m2)}, T, "positions: .* got torch.float8_e5m2"),
     ({"positions": whole(4)}, V, r"positions: expected shape \(5,\) or \(2, 5\), .* got \(4,\) for .* \(2, 5"),
     ({"positions": whole(3, S)}, V, r"positions: .* got \(3, 5\) for"),
     ({"positions": whole(S, B)}, V, r"pass positions.T"),
-    ({"positions": whole(1, 1, S)}, V, r"positions: .* got \(1, 1, 5\)"),
-    ({"positions": whole()}, V, r"positions: .* got \(\) for"),
     ({"positions": whole(S), "start": 3}, V, "start: expected 0 together with positions, .* got 3; add it"),
-    ({"positions": whole(S), "start": whole(B)}, V, "start: expected 0 together with .* got Tensor"),
     ({"start": 1.0}, T, "start: expected int, got float"),
     ({"start": True}, T, "start: expected int, got bool"),
-    ({"start": "3"}, T, "start: expected int, got str"),
-    ({"start": None}, T, "start: expected int, got NoneType"),
     ({"start": [0, 7]}, T, r"start: .* got list; pass an int, or (torch.tensor\(\[0, 7\]\)|an int64 tensor)"),
-    ({"start": np.array([1, 2])}, T, "start: expected int, got ndarray"),
     ({"start": 2**63}, V, "start: expected an int in .* got 9223372036854775808"),
     ({"start": MAX - S + 2}, V, "start: expected every position .* to 9223372036854775808; lower"),
     ({"start": -1, "encoding": sinpe.Encoding(D, start=-(2**63))}, V, "start: .* got -9223372036854775809 to"),
     ({"start": whole(B, dtype=torch.float32)}, T, "start: expected an int or an integer tensor, got torch.float32"),
-    ({"start": MASK[0, 0]}, T, "start: .* got torch.bool"),
     ({"start": whole(3)}, V, r"start: expected shape \(\) or \(2,\), one for each sample, got \(3,\)"),
     ({"start": whole(B, 1)}, V, r"start: expected shape .* got \(2, 1\)"),
-    ({"scale": None}, T, "scale: expected a float, got NoneType; pass a number"),
     ({"scale": "2"}, T, "scale: expected a float, got str"),
-    ({"scale": True}, T, "scale: expected a float, got bool"),
-    ({"scale": 1j}, T, "scale: expected a float, got complex"),
     ({"scale": X}, T, r"scale: expected a float, got torch.float32 of shape \(2, 5, 8\)"),
     ({"scale": 10**400}, V, "scale: expected a number that float64 can hold"),
     ({"alpha": "2"}, T, "alpha: expected a float, got str"),
-    ({"alpha": np.ones(1)}, T, r"alpha: expected a float, got float64 of shape \(1,\)"),
     ({"alpha": whole()}, T, "alpha: expected a float .* got torch.int64"),
     ({"alpha": torch.ones(D)}, V, r"alpha: .* got shape \(8,\)"),
     ({"padding_mask": [True]}, T, "padding_mask: expected a torch.Tensor, got list"),
     ({"padding_mask": whole(B, S)}, T, "padding_mask: expected bool, .* pass attention_mask == 0"),
-    ({"padding_mask": X[..., 0]}, T, "padding_mask: expected bool, .* for an additive mask"),
     ({"padding_mask": MASK[0, :4]}, V, r"padding_mask: expected shape \(5,\) or .* got \(4,\)"),
-    ({"dropout": -0.1}, V, "dropout: expected 0 to 1, got -0.1"),
     ({"dropout": 1.5}, V, "dropout: expected 0 to 1, got 1.5"),
     ({"dropout": float("nan")}, V, "dropout: expected 0 to 1, got nan"),
-    ({"dropout": True}, T, "dropout: expected a float, got bool"),
     ({"dropout": "0.1"}, T, "dropout: expected a float, got str"),
     ({"seed": 1.0}, T, "seed: expected int, got float; pass an int, an int64 tensor"),
-    ({"seed": True}, T, "seed: expected int, got bool"),
     ({"seed": "x", "dropout": 0.0}, T, "seed: expected int, got str"),
-    ({"seed": 2**63}, V, "seed: expected an int in"),
     ({"seed": whole(dtype=torch.int32)}, T, "seed: expected an int64 tensor of one"),
     ({"seed": whole(2)}, T, r"seed: expected .* of shape \(2,\)"),
 ]
@@ -129,9 +107,8 @@ COMMON_DATA: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"start": torch.tensor([3, -MAX - 1]), "encoding": BEFORE}, V, "start: .* -9223372036854775809"),
     ({"start": torch.tensor(MAX - S), "encoding": "fairseq"}, V, "start: expected every position"),
     ({"positions": torch.tensor([1, 2**63, 0, 0, 0], dtype=torch.uint64)}, V, r"positions: .* up to 2\*\*63 - 1"),
-    ({"positions": torch.eye(S).to_sparse()}, T, "positions: expected a dense strided tensor, got layout"),
     ({"seed": torch.tensor(1, device="meta")}, R, "seed: expected a tensor with data"),
-    *(({name: torch.ones(2, 5, device="meta")}, R, f"{name}: expected the device of") for name in ("positions",)),
+    ({"positions": X[..., 0].to("meta")}, R, "positions: expected the device of"),
     ({"start": torch.tensor(3, device="meta")}, R, r"start: expected the device of .*; move it with start.to\("),
     ({"padding_mask": MASK.to("meta")}, R, "padding_mask: expected the device of"),
     ({"alpha": torch.ones(1, device="meta")}, R, "alpha: expected the device of"),
@@ -169,7 +146,7 @@ def test_arguments_of_add_and_embed(case: Any) -> None:
     before = torch.get_rng_state()
     for name, call in common_calls(given).items():
         if name == "layer, 100" and error is V and "start" in given and "positions" not in given:
-            continue  # beyond max_len, an IndexError: MISTAKES
+            continue  # beyond max_len: an IndexError, tests/modules
         check(call, error, pattern, has_data=any(case is each for each in COMMON_DATA))
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -178,10 +155,8 @@ FUNCTIONS: list[Case] = [
     # add
     (add([[1.0]]), T, "x: expected a torch.Tensor, got list; pass torch.as_tensor"),
     (add(np.ones((S, D), np.float32)), T, "x: expected a torch.Tensor, got ndarray"),
-    (add(None), T, "x: expected a torch.Tensor, got NoneType"),
     *((add(X.to(d)), T, f"x: {FLOATS} {d}") for d in (torch.int32, torch.bool, torch.complex64, torch.float8_e4m3fn)),
     (add(X[0, 0, 0]), V, r"x: expected 2 to 16 dimensions, .* got shape \(\)"),
-    (add(X[0, 0]), V, "x: expected 2 to 16 dimensions"),
     (add(torch.ones([1] * 17)), V, "x: expected 2 to 16 dimensions"),
     (add(seq_dim=3), N, "seq_dim: expected -3 to 2 for x of 3 dimensions, got 3"),
     (add(seq_dim=1.0), T, "seq_dim: expected int, got float"),
@@ -204,7 +179,6 @@ FUNCTIONS: list[Case] = [
     (add(FLAT, GRID, grid_shape=(12,)), V, "grid_shape: expected 2 lengths, one per axis"),
     (add(FLAT, GRID, grid_shape=12), T, "grid_shape: expected 2 ints, the grid's lengths, got int"),
     (add(FLAT, GRID, grid_shape=(3, -4)), V, "grid_shape: expected an int in 0"),
-    (add(FLAT, GRID, grid_shape=(3, 4.0)), T, "grid_shape: expected int, got float"),
     (add(FLAT, LINE, grid_shape=12), T, r"the grid's length, got int; pass a tuple such as \(14,\)"),
     (add(PIXELS[..., :7], GRID), V, "x: expected 8 channels, those of the encoding, got 7"),
     (add(PIXELS[..., :6], "mae2d"), V, "dim: expected a multiple of 4 .*channel_dim says where"),
@@ -213,43 +187,27 @@ FUNCTIONS: list[Case] = [
     (add(PIXELS.movedim(-1, 2), GRID, channel_dim=2), V, "channel_dim: expected the channels before or"),
     (add(PIXELS, GRID, seq_dim=1), V, "seq_dim: expected -2, its default"),
     (add(PIXELS, GRID, start=(1, 2, 3)), V, "start: expected an int or 2 of them"),
-    (add(PIXELS, GRID, start=1.5), T, "start: expected int, got float"),
     (add(PIXELS, GRID, start=MAX - 1), V, "start: expected every position"),
     (add(PIXELS, GRID, start=whole(3)), V, r"start: expected shape \(\) or \(2,\)"),
     (add(PIXELS, GRID, start=whole(3, 2)), V, r"or \(2, 2\), one for each sample"),
-    (add(PIXELS, GRID, start=torch.zeros(2)), T, "start: expected an int or an integer tensor"),
-    (add(PIXELS, GRID, positions=torch.zeros(3, 4, 2), start=1), V, "start: expected 0 together with"),
     (add(PIXELS, GRID, positions=torch.zeros(3, 4)), V, r"positions: expected shape \(3, 4, 2\) or \(2, 3, 4"),
     (add(PIXELS, GRID, positions=torch.zeros(3, 4, 3)), V, "coordinates in the last dimension"),
-    (add(PIXELS, GRID, positions=torch.zeros(12, 2)), V, r"positions: expected shape \(3, 4, 2\)"),
     (add(FLAT, GRID, positions=torch.zeros(11, 2)), V, r"positions: expected shape \(12, 2\)"),
-    (add(PIXELS, GRID, positions=torch.zeros(3, 4, 2).bfloat16()), T, "cannot hold integers above 256"),
-    (add(PIXELS, GRID, padding_mask=torch.zeros(3, 4)), T, "padding_mask: expected bool"),
     (add(PIXELS, GRID, padding_mask=torch.zeros(4, 3) > 0), V, r"padding_mask: expected shape \(3, 4\)"),
-    (add(PIXELS, GRID, alpha=torch.zeros(2)), V, "alpha: expected a float or a tensor of shape"),
-    (add(PIXELS, GRID, dropout=2), V, "dropout: expected 0 to 1"),
     (add(PIXELS, GRID, out=FLAT), V, r"out: expected shape \(2, 3, 4, 8\)"),
     # table
     (table(-1, D), V, r"length: expected an int in 0..\d+, got -1; pass the number of rows"),
     (table(4.0, D), T, "length: expected int, got float"),
-    (table(True, D), T, "length: expected int, got bool"),
-    (table(2**63, D), V, r"length: expected an int in 0..\d+, got 9223372036854775808"),
     (table(2**62, D), V, "what memory can address"),
     (table(4), T, "dim: expected the number of channels with encoding=None, got None; pass it, as in table"),
     (table(4, "t2t"), T, 'encoding: expected .* the name "t2t" and no dim .*; pass dim=, or conv'),
     (table(4, 8, dim=8), T, "dim: expected None, because int as encoding has its own"),
-    (table(4, sinpe.Encoding(8), dim=8), T, "None, because Encoding as"),
-    (table((2, 2), GRID, dim=8), T, "None, because GridEncoding as"),
     (table(4, "t2t", dim=0), V, "dim: expected an int in 1..16777216, got 0"),
-    (table(4, "t2t", dim="8"), T, "dim: expected int, got str"),
     (table(4, "ddqm", dim=8), V, "expected the name of a convention, got"),
-    (table(4, 64.0), T, "encoding: expected .* got float"),
-    (table(4, D, start=0.5), T, "start: expected int, got float"),
     (table(2, D, start=MAX), V, "start: expected every position .* within int64"),
     (table((4, 4), "mae2d", dim=16, start=0.5), T, r"start: expected int, .* positions.grid\(shape\) \+ 0.5"),
     (table(4, D, dtype=torch.int32), T, f"dtype: {FLOATS} torch.int32; pass one of these"),
     (table(4, D, dtype="float32"), T, f"dtype: {FLOATS} 'float32'; pass torch.float32$"),
-    (table(4, D, dtype=np.float64), T, "pass torch.float64$"),
     (table(4, D, out=np.ones((4, D))), T, "out: expected a torch.Tensor, got ndarray"),
     (table(4, D, out=torch.ones(D, 4)), V, r"out: expected shape \(4, 8\), .* got \(8, 4\)"),
     (table(4, D, out=whole(4, D)), T, f"out: {FLOATS} torch.int64"),
@@ -257,36 +215,28 @@ FUNCTIONS: list[Case] = [
     (lambda d: sinpe.table(4, D, out=on(d, WEIGHT[:4]).requires_grad_()), R, "out: .* without gradient"),
     (table(5, GRID), T, "length: expected 2 ints, the grid's lengths, got int"),
     (table(5, LINE), T, r"length: expected 1 int, .*; pass a tuple such as \(14,\)"),
-    (table((5,), GRID), V, "length: expected 2 lengths"),
     (table((5, 6), 8), T, "length: expected int, got tuple"),
     (table((2, 3), GRID, out=torch.zeros(6, 8)), V, r"out: expected shape \(2, 3, 8\)"),
     # encode
     (of(sinpe.encode, [1, 2], D), T, "positions: expected a torch.Tensor, got list"),
-    (of(sinpe.encode, 3, D), T, "positions: expected a torch.Tensor, got int"),
     (of(sinpe.encode, MASK, D), T, "positions: .* got torch.bool; pass int64"),
     (of(sinpe.encode, X.half(), D), T, "positions: .* or allow_16bit=True to take"),
-    (of(sinpe.encode, X, True), T, "encoding: expected .* got bool"),
     (of(sinpe.encode, X, "paper"), T, "encoding: .* no dim to go with it"),
     (of(sinpe.encode, X, D, dtype=torch.int8), T, f"dtype: {FLOATS} torch.int8"),
-    (of(sinpe.encode, X, D, dtype="bf16"), T, "pass torch.bfloat16$"),
     (of(sinpe.encode, torch.zeros(3), GRID), V, "positions: expected 2 coordinates"),
-    (of(sinpe.encode, torch.tensor(1.0), GRID), V, "positions: expected 2 coordinates"),
     # embed
     (of(sinpe.embed, X[0], WEIGHT), T, "ids: expected an integer tensor, got torch"),
     (of(sinpe.embed, MASK, WEIGHT), T, "ids: expected an integer tensor, got torch.bool"),
-    (of(sinpe.embed, [1, 2], WEIGHT), T, "ids: expected a torch.Tensor, got list"),
     (of(sinpe.embed, IDS[0, 0], WEIGHT), V, "ids: expected 1 to 15 dimensions"),
     (of(sinpe.embed, IDS, WEIGHT[0]), V, r"weight: expected shape \(num_emb"),
     (of(sinpe.embed, IDS, WEIGHT.long()), T, "weight: expected torch.f"),
     (of(sinpe.embed, IDS, nn.Embedding(5, D)), T, "weight: expected a torch.Tensor, got Embedding; pass its .weight"),
     (of(sinpe.embed, IDS, WEIGHT, seq_dim=2), N, "seq_dim: expected -2 to 1 for ids"),
     (of(sinpe.embed, IDS, WEIGHT, padding_idx=7), V, "padding_idx: expected -7 to 6"),
-    (of(sinpe.embed, IDS, WEIGHT, padding_idx=-8), V, "padding_idx: expected -7 to 6"),
     (of(sinpe.embed, IDS, WEIGHT, padding_idx=1.0), T, "padding_idx: expected int"),
     (of(sinpe.embed, IDS, WEIGHT, sparse=None), T, "sparse: expected"),
     (of(sinpe.embed, IDS, WEIGHT, encode_padding=False), V, "encode_padding: expected a padding_idx"),
     (of(sinpe.embed, IDS[None], WEIGHT, padding_idx=0, encode_padding=False), V, "encode_padding: expected ids"),
-    (of(sinpe.embed, IDS, WEIGHT, GRID), T, "got a GridEncoding of 2 axes"),
     (of(sinpe.embed, IDS, WEIGHT, "mae2d"), T, 'got the grid "mae2d"'),
 ]  # fmt: skip
 
@@ -303,65 +253,37 @@ def layer(*given: Any, **named: Any) -> Call:
     return lambda device: SinusoidalPositionalEncoding(*given, **named)
 
 
-def run(rows: int, max_len: int = 8, encoding: Any = None, **named: Any) -> Call:
-    """A layer with max_len."""
-    return of(SinusoidalPositionalEncoding(16, 0.0, max_len, encoding=encoding), torch.zeros(1, rows, 16), **named)
-
-
 def embedding(*given: Any, **named: Any) -> Call:
     return lambda device: SinusoidalEmbedding(7, D, *given, **named)
 
 
 LAYERS: list[Case] = [
-    (layer(D, 5000), V, "dropout: expected 0 to 1, got 5000; .* if this is max_len, that is the third argument"),
     (layer(D, float("nan")), V, "dropout: .* got nan"),
-    (layer(D, "0.1"), T, "dropout: expected a float, got str"),
     (layer(D, True), T, "dropout: expected a float, got bool"),
     (layer(D, 0.1, -1), V, "max_len: expected an int in 0.."),
     (layer(D, 0.1, 9.5), T, "max_len: expected int, got float"),
     (layer(0), V, "d_model: expected an int in 1.."),
     (layer(sinpe.Encoding(D)), T, "d_model: expected int, got Encoding; pass the number of channels"),
-    (layer(D, encoding=sinpe.Encoding(6)), V, "encoding: expected dim 8, that of d_model, got 6"),
-    (layer(D, encoding=1.5), T, "encoding: expected an Enco"),
     (layer(D, alpha=torch.ones(1)), T, "alpha: expected a float, got torch.float32 of shape"),
-    (layer(D, persistent_table=True), V, "persistent_table: expected max_len with it"),
     (of(SinusoidalPositionalEncoding(D), X.long()), T, f"x: {FLOATS} torch.int64"),
     (of(SinusoidalPositionalEncoding(6), X), V, "x: expected 6 channels, .* got 8"),
-    (run(12, 10), N, "x: expected at most 10 rows, which max_len allows, got 12"),
-    (run(4, start=6), N, "start: expected rows at positions 0 to 7, which max_len allows, got 9"),
-    (run(4, start=-2), N, "start: expected .* got -2; pass a start of 0 or more"),
-    (embedding(7), V, "padding_idx: expected -7 to 6"),
-    (embedding(encode_padding=False), V, "encode_padding: expected a padding_idx"),
-    (embedding(encoding=sinpe.Encoding(4)), V, "encoding: expected dim 8"),
+    (of(SinusoidalPositionalEncoding(D, 0.0, 4), X), N, "x: expected at most 4 rows, which max_len allows, got 5"),
     (embedding(encoding="mae2d"), T, "one-dimensional encodings"),
     (embedding(dropout=2.0), V, "dropout: expected 0 to 1, got 2.0"),
-    (embedding(dtype=torch.int64), T, "dtype: expected torch.float32"),
     (lambda d: SinusoidalEmbedding(0, D), V, "num_embeddings: expected an int in 1"),
     (lambda d: SinusoidalEmbedding(7, D, max_len=3, device=d)(on(d, IDS)), N, "ids: expected at most 3 rows"),
     (lambda d: TimestepEncoding(8, encoding="mae2d"), T, "encoding"),
 ]
 NEED_DATA: list[Case] = [
-    (add(torch.eye(4).to_sparse()), T, "x: expected a dense strided tensor, got layout torch.sparse_coo; convert"),
-    (lambda d: sinpe.add(torch.quantize_per_tensor(X, 0.1, 0, torch.quint8)), T, "x: .* torch.quint8; convert"),
-    (lambda d: sinpe.add(torch.nested.nested_tensor([X[0], X[1, 1:]])), T, "x: .* or make it with layout=torch.jagged"),
-    (lambda d: sinpe.add(X.to_mkldnn()), T, "x: .* layout torch._mkldnn"),
-    (lambda d: SinusoidalPositionalEncoding(D).eval()(X.to_sparse()), T, "x: .* layout torch.sparse_coo"),
-    (of(sinpe.embed, IDS, WEIGHT.to_sparse()), T, "weight: expected a dense"),
     (lambda d: sinpe.embed(IDS.to("meta"), WEIGHT), R, "ids: expected the device of weight"),
     (lambda d: sinpe.add(X, out=X.to("meta")), R, "out: expected the device of x, cpu, got meta; move it"),
     (lambda d: sinpe.add(X.to("meta"), positions=whole(S)), R, "positions: expected the device of x, meta, got cpu"),
-    (lambda d: sinpe.table(4, D, out=X[0, :4].clone(), device="meta"), R, "device: expected cpu, that of out"),
-    (lambda d: sinpe.table(4, D, out=X[0, :4].clone(), device="cuda:1"), R, "device: expected cpu, that of out"),
-    (run(4, start=torch.tensor([6])), N, "start: expected rows at positions 0 to 7, which max_len allows, got 9"),
-    (run(4, encoding="fairseq", positions=torch.arange(4)), N, "positions: expected 2 to 9, .* add encoding.start, 2"),
 ]  # fmt: skip
 
 
 @pytest.mark.bad_input(1, "compiled", "eager", "meta", "layer", "embedding")
-@pytest.mark.bad_input(2, "compiled", "eager", "meta", "layer")
 @pytest.mark.bad_input(8, "compiled", "eager", "layer", "embedding", "timestep")
 @pytest.mark.bad_input(16, "compiled", "eager", "layer")
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("case", [*LAYERS, *NEED_DATA], ids=lambda case: case[2])
 def test_layers_and_checks_that_need_data(case: Case) -> None:
     check(*case, has_data=any(case is each for each in NEED_DATA))
@@ -384,30 +306,13 @@ def test_id_out_of_range(value: int, request: pytest.FixtureRequest) -> None:
 
 numpy = sinpe.numpy
 NUMPY: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (lambda: numpy.table(-1, D), V, "length: expected an int in 0.."),
     (lambda: numpy.table(2, D, start=MAX), V, "start: expected every position .* within int64"),
-    (lambda: numpy.table(2, D, start=1.0), T, "start: expected int, got float"),
-    (lambda: numpy.table(2, 1.5), T, "encoding: expected an Encoding"),
-    (lambda: numpy.table(2), T, "dim: expected the number of channels with encoding=None, got None"),
-    (lambda: numpy.table(2, "t2t"), T, 'the name "t2t" and no dim'),
-    (lambda: numpy.encode([1, 2], sinpe.Encoding(8), dim=8), T, "dim: expected None, because Encoding"),
     (lambda: numpy.table(2, D, dtype="bfloat16"), T, "dtype: .* NumPy has no bfloat16"),
     (lambda: numpy.encode(np.ones(2, np.float16), D), T, "positions: .* above 2048"),
     (lambda: numpy.encode(np.ones(2, bool), D), T, "positions: .* got bool"),
-    (lambda: numpy.encode(np.ones(2, complex), D), T, "positions: .* got complex128"),
-    (lambda: numpy.encode(["a"], D), T, "positions: .* got <U1"),
     (lambda: numpy.encode(np.array([2**63], np.uint64), D), V, "positions: .* within int64"),
     (lambda: numpy.table(2**62, D), V, "what memory can address"),
-    (lambda: numpy.table(2, D, out=np.ones((3, D), np.float32)), V, "out: expected shape .2, 8."),
-    (lambda: numpy.table((2, 3), GRID, out=np.zeros((6, 8), np.float32)), V, "out: expected shape .2, 3, 8."),
-    (lambda: numpy.table(5, GRID), T, "length: expected 2 ints, the grid's lengths, got int"),
     (lambda: numpy.table((5, 6), GRID, start=(1,)), V, "start: expected an int or 2 of them"),
-    (lambda: numpy.encode([1.0, 2.0, 3.0], GRID), V, "positions: expected 2 coordinates"),
-    (
-        lambda: numpy.table(3, D, out=np.lib.stride_tricks.as_strided(np.zeros(99, np.float32), (3, D), (4, 4))),
-        V,
-        "out: expected one memory location for each element, got strides .4, 4.",
-    ),
 ]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.testing._internal.logging_tensor import LoggingTensor
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree
 
@@ -42,7 +41,6 @@ class Quantized(Tensor):
 KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "quantized": Quantized,
     "two": lambda t: TwoTensor(t, t.clone()),
-    "logging": LoggingTensor,
 }
 X, WEIGHT = torch.randn(2, 4, D), torch.randn(9, D)
 IDS = torch.randint(9, (2, 4))
@@ -120,3 +118,14 @@ def test_gradient_of_weight(backend: str) -> None:
     wrapped = TwoTensor(weight.detach(), weight.detach().clone()).requires_grad_()
     got = torch.autograd.grad(sinpe.embed(ids, wrapped).float().sum(), wrapped)[0]
     assert torch.equal(plain(got), want)
+
+
+def test_functional_tensors_reach_the_dispatcher(backend: str) -> None:
+    """The tensors of functionalization have no memory of their own, and no mode reports them."""
+    torch._enable_functionalization(reapply_views=True)
+    try:
+        wrapped = sinpe.add(torch._to_functional_tensor(X))
+        torch._sync(wrapped)
+    finally:
+        torch._disable_functionalization()
+    assert torch.equal(torch._from_functional_tensor(wrapped), sinpe.add(X))
