@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from oracles import acc_of
 from philox import kept  # reference implementation in Python integers
 from torch import Tensor
 
@@ -34,7 +33,7 @@ def ones(*shape: int) -> Tensor:
 
 
 def mask_of(**arguments: Any) -> Tensor:
-    """Mask of the elements that were kept: 2 + PE is never zero."""
+    """Of the elements that were kept: 2 + PE is never zero."""
     return sinpe.add(2 * ones(), dropout=P, **arguments) != 0
 
 
@@ -61,39 +60,6 @@ def test_order_of_rounding(dtype: torch.dtype, backend: str) -> None:
     total = factors[0] * x.to(acc) + rows.masked_fill(padding.unsqueeze(-1), -0.0)
     want = torch.where(mask_of(seed=SEED), (total * factors[2]).to(dtype), 0.0)
     assert torch.equal(got, want) and not bool(torch.signbit(got[~mask_of(seed=SEED)]).any())
-
-
-LAYOUTS: dict[str, tuple[Callable[[Tensor], Tensor], dict[str, int]]] = {  # layouts of x
-    "plain": (lambda x: x, {}),
-    "transposed memory": (lambda x: x.transpose(0, 2).contiguous().transpose(0, 2), {}),
-    "expanded": (lambda x: x[:1, :, :].expand(B, S, D), {}),
-    "offset": (lambda x: torch.cat([x.flatten()[:1], x.flatten()])[1:].view(B, S, D), {}),
-    "sequence first": (lambda x: x.transpose(0, 1), {"seq_dim": 0}),
-    "channels first": (lambda x: x.transpose(1, 2), {"seq_dim": 2, "channel_dim": 1}),
-    "channels first, dense": (lambda x: x.transpose(1, 2).contiguous(), {"seq_dim": -1, "channel_dim": 1}),
-    "four dimensions": (lambda x: torch.stack([x, x, x, x], 1), {}),
-    "two dimensions": (lambda x: x[0], {}),
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_mask_does_not_depend_on_memory_layout(layout: str, backend: str) -> None:
-    form, where = LAYOUTS[layout]
-    given: dict[str, Any] = {**where, "dropout": P, "seed": SEED}
-    for dtype in FLOATS:
-        x, acc = form(randn(B, S, D, dtype=dtype)), acc_of(dtype)
-        keep = torch.tensor([kept(SEED, e, THRESHOLD) for e in range(x.numel())]).reshape(x.shape)
-        factor = torch.tensor(65536 / (65536 - THRESHOLD), dtype=acc)
-        want = torch.where(keep, (sinpe.add(x.to(acc), **where) * factor).to(dtype), 0.0)
-        got = sinpe.add(x, **given)
-        assert torch.equal(got, want) and got.stride() == torch.empty_like(x).stride()
-        assert torch.equal(sinpe.add(x, **given, out=torch.full_like(x, torch.nan)), want)
-        assert torch.equal(sinpe.add_(x.clone(), **given), want)
-        mine = x.clone()
-        assert torch.equal(sinpe.add(mine, **given, out=mine), want)
-        grad, x = torch.randn(x.shape).to(dtype), x.detach().requires_grad_()
-        (back,) = torch.autograd.grad(sinpe.add(x, **given), x, grad)
-        assert torch.equal(back, torch.where(keep, (grad.to(acc) * factor).to(dtype), 0.0))
 
 
 def test_element_index_beyond_32_bits(backend: str) -> None:
@@ -127,11 +93,7 @@ def test_probability_one_and_zero(backend: str) -> None:
     assert torch.equal(sinpe.add(x.detach(), dropout=1, alpha=torch.ones(1)), torch.zeros(B, S, D))
 
 
-def raises(error: type[Exception], call: Callable[..., object], *arguments: Any, **named: Any) -> None:
-    with pytest.raises(error):
-        call(*arguments, **named)
-
-
+EMBEDDING = sinpe.SinusoidalEmbedding(4, D, dropout=P).eval()
 # Calls that draw from torch's generator: not at all if nothing is random, else one number.
 QUIET: dict[str, Callable[[], object]] = {
     "no dropout": lambda: sinpe.add(ones()),
@@ -142,21 +104,13 @@ QUIET: dict[str, Callable[[], object]] = {
     "empty, in place": lambda: sinpe.add_(torch.ones(B, 0, D), dropout=P),
     "eval": lambda: Layer(D, P).eval()(ones()),
     "layer without dropout": lambda: Layer(D, 0.0)(ones()),
-    "invalid argument": lambda: raises(ValueError, sinpe.add, ones(), 7, dropout=P),
     "no tokens": lambda: sinpe.embed(torch.zeros(0, dtype=torch.long), torch.ones(3, D), dropout=P),
-    "embedding in eval": lambda: sinpe.SinusoidalEmbedding(4, D, dropout=P, _weight=torch.ones(4, D)).eval()(
-        torch.zeros(3, dtype=torch.long)
-    ),
-    "invalid id": lambda: raises(
-        IndexError, sinpe.embed, torch.tensor([5]), torch.ones(3, D), dropout=0.5
-    ),
-}  # fmt: skip
+    "embedding in eval": lambda: EMBEDDING(torch.zeros(3, dtype=torch.long)),
+}
 
 
 @pytest.mark.parametrize("call", QUIET.values(), ids=QUIET)
 def test_generator_advances_only_if_needed(call: Callable[[], object], backend: str) -> None:
-    if call is QUIET["invalid id"] and torch.ops.sinpe_ext.cpu_isa() == "emulated":
-        pytest.skip("CUDA kernels do not check ids: such a row is NaN (docs/cuda.md)")
     before = torch.get_rng_state()
     call()
     assert torch.equal(torch.get_rng_state(), before)
@@ -205,17 +159,7 @@ def test_autograd_saves_no_mask(call: Callable[..., Tensor], backend: str) -> No
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
-def test_vmap(backend: str) -> None:
-    """With a seed, the mask is the same for each sample; random seeds follow vmap's randomness rule."""
-    x, vmap = 2 + randn(4, B, S, D).abs(), torch.func.vmap
-    want = torch.stack([sinpe.add(t, dropout=P, seed=SEED) for t in x])
-    assert torch.equal(vmap(lambda t: sinpe.add(t, dropout=P, seed=SEED))(x), want)
-    seeds = torch.tensor([3, 1, 4, 1])
+def test_vmap_over_seeds(backend: str) -> None:
+    x, seeds = 2 + randn(4, B, S, D).abs(), torch.tensor([3, 1, 4, 1])
     want = torch.stack([sinpe.add(t, dropout=P, seed=s) for t, s in zip(x, seeds, strict=True)])
-    assert torch.equal(vmap(lambda t, s: sinpe.add(t, dropout=P, seed=s))(x, seeds), want)
-    with pytest.raises(RuntimeError, match="randomness"):
-        vmap(lambda t: sinpe.add(t, dropout=P))(x)
-    same = vmap(lambda t: sinpe.add(t, dropout=P), randomness="same")(x) != 0
-    other = vmap(lambda t: sinpe.add(t, dropout=P), randomness="different")(x) != 0
-    assert bool((same == same[0]).all()) and not bool((other == other[0]).all())
-    assert torch.equal(vmap(lambda t: sinpe.add(t, dropout=1.0))(x), torch.zeros_like(x))
+    assert torch.equal(torch.func.vmap(lambda t, s: sinpe.add(t, dropout=P, seed=s))(x, seeds), want)

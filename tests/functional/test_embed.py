@@ -5,7 +5,6 @@ What holds for every function: test_every_function.py; derivatives to second ord
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -92,18 +91,6 @@ def test_sequence_first(backend: str) -> None:
     assert torch.allclose(mine, theirs, **SUMMED)
 
 
-def test_layer(backend: str) -> None:
-    """Ids of any shape, each start; without gradient the same bits."""
-    layer = Layer(V, D, 3, dropout=P, encoding="fairseq", scale=1.7, max_len=50)
-    for ids in (tokens(), tokens(S), tokens()[:, :1], tokens(S, B).t(), tokens(0, S), tokens(2, B, S).int()):
-        for start in (0, 44):
-            want = sinpe.embed(ids, layer.weight, "fairseq", scale=1.7, start=start)
-            with torch.no_grad():
-                short = layer.eval()(ids, start=start)
-            assert torch.equal(short, want) and short.stride() == want.stride()
-            assert torch.equal(layer(ids, start=start), want) and layer(ids, start=start).requires_grad
-
-
 def test_padding(backend: str) -> None:
     """The padding row is the stored row; encode_padding=False omits its encoding."""
     weight, ids = table(), torch.tensor([[3, 5, 0, 0], [0, 1, 2, 0]])
@@ -114,33 +101,6 @@ def test_padding(backend: str) -> None:
     extra = torch.tensor([True, False, False, False])
     both = sinpe.embed(ids, weight, padding_idx=-V, encode_padding=False, padding_mask=extra)
     assert torch.equal(both, sinpe.add(functional.embedding(ids, weight), padding_mask=(ids == 0) | extra))
-    layer = Layer(V, D, 0, dropout=0.0, encode_padding=False)
-    assert bool((layer.weight[0] == 0).all()) and bool((layer(ids)[ids == 0] == 0).all())
-
-
-@pytest.mark.parametrize("sparse", [False, True])
-def test_gradient_of_weight(sparse: bool, backend: str) -> None:
-    """nn.Embedding's gradient of the masked and scaled rows; dense gradients are summed in acc and rounded once."""
-    ids, keep = tokens(), sinpe.add(torch.full((B, S, D), 9.0), dropout=P, seed=SEED) != 0
-    # Each row of a sparse gradient is the sum of a few tokens, rounded separately here.
-    rounding = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.1, torch.float16: 0.02}
-    for padding_idx, (dtype, limit) in itertools.product((None, 0, -1, 4), rounding.items()):
-        weight, acc = table(dtype).requires_grad_(), acc_of(dtype)
-        grad = torch.randn(B, S, D, generator=torch.Generator().manual_seed(9)).to(dtype)
-        out = sinpe.embed(ids, weight, T2T, padding_idx=padding_idx, sparse=sparse, scale=3.0, dropout=P, seed=SEED)
-        (got,) = torch.autograd.grad(out, weight, grad)
-        want, count = torch.zeros(V, D, dtype=acc), 0
-        for token, row in zip(ids.flatten().tolist(), torch.where(keep, grad.to(acc), 0.0).reshape(-1, D), strict=True):
-            if padding_idx is None or token != padding_idx % V:
-                want[token] += row
-                count += 1
-        want = (want * torch.tensor(3.0 * KEPT_SCALE, dtype=acc)).to(dtype)
-        assert got.is_sparse == sparse and got.dtype == dtype
-        if sparse:
-            assert len(got._values()) == count
-            assert torch.allclose(got.to_dense().to(acc), want.to(acc), rtol=0, atol=limit)
-        else:
-            assert torch.equal(got, want)
 
 
 def test_sparse_gradient_is_that_of_nn_embedding(backend: str) -> None:
@@ -186,8 +146,8 @@ def test_gradient_of_a_slice_as_long_as_the_batch(backend: str) -> None:
 def test_gradients_are_deterministic(backend: str) -> None:
     """For any number of threads: one frequent token, tokens that do not occur, more channels than one block."""
     weight = table(rows=500, dim=300).requires_grad_()
-    ids = torch.where(torch.rand(16, 64) < 0.5, 7, torch.randint(0, 400, (16, 64)))
-    grad, before = torch.randn(16, 64, 300), torch.get_num_threads()
+    ids = torch.where(torch.rand(4, 64) < 0.5, 7, torch.randint(0, 400, (4, 64)))
+    grad, before = torch.randn(4, 64, 300), torch.get_num_threads()
     try:
         results = []
         for threads in (1, 2, 4):
@@ -205,16 +165,13 @@ def test_gradients_are_deterministic(backend: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_passes_accumulate_in_float32(dtype: torch.dtype, backend: str) -> None:
     """With grad_dtype, autograd adds the gradients of several passes, each rounded once, in float32."""
-    weight, ids = table(dtype).requires_grad_(), tokens(4, 300)
+    weight, alone, ids = table(dtype).requires_grad_(), table(dtype).requires_grad_(), tokens(4, 300)
     weight.grad_dtype = torch.float32
     want = torch.zeros(V, D)
-    for number in range(5):
-        grad = torch.randn(*ids.shape, D, generator=torch.Generator().manual_seed(number)).to(dtype)
+    for _ in range(5):
+        grad = torch.randn(*ids.shape, D).to(dtype)
         sinpe.embed(ids, weight, T2T).backward(grad)
-        alone = table(dtype).requires_grad_()
-        sinpe.embed(ids, alone, T2T).backward(grad)
-        assert alone.grad is not None and alone.grad.dtype == dtype
-        want += alone.grad.float()
+        want += torch.autograd.grad(sinpe.embed(ids, alone, T2T), alone, grad)[0].float()
     assert weight.grad is not None and weight.grad.dtype == torch.float32
     assert torch.equal(weight.grad, want) and not torch.equal(want, want.to(dtype).float())
 
@@ -268,11 +225,3 @@ def test_autograd_saves_only_the_ids(backend: str) -> None:
         sinpe.embed(ids, weight, dropout=P)
     assert sum(t.numel() * t.element_size() for t in saved) < ids.numel() * 8 + 2000
     assert sinpe.embed(ids, weight.detach(), dropout=P).grad_fn is None
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit.script")
-def test_vmap_over_ids(backend: str) -> None:
-    weight, ids = table(), tokens(4, B, S)
-    for given in ({}, {"dropout": P, "seed": SEED}):
-        want = torch.stack([sinpe.embed(each, weight, T2T, **given) for each in ids])
-        assert torch.equal(torch.func.vmap(lambda t, given=given: sinpe.embed(t, weight, T2T, **given))(ids), want)

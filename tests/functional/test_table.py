@@ -75,20 +75,16 @@ def test_dim_without_encoding_is_paper(backend: str) -> None:
     assert np.array_equal(sinpe.numpy.table(9, dim=8), sinpe.table(9, 8).numpy())
 
 
-# Calls on x of shape (B, C) whose length and dim are symbolic in the graph.
-SYMBOLIC_SIZES: dict[str, Callable[[Tensor], Tensor]] = {
-    "table": lambda x: x + sinpe.table(x.shape[0], "t2t", dim=x.shape[1]),
-    "table of a grid": lambda x: x + sinpe.table((1, x.shape[0]), "mae2d", dim=x.shape[1], flatten=True),
-    "dim alone": lambda x: x + sinpe.table(x.shape[0], dim=x.shape[1]),
-    "encode": lambda x: x + sinpe.encode(x[:, 0], "ddpm", dim=x.shape[1]),
-    "encode of a grid": lambda x: x + sinpe.encode(x[:, :2], "mae2d", dim=x.shape[1]),
-}
-
-
-@pytest.mark.parametrize("name", SYMBOLIC_SIZES)
-def test_names_and_symbolic_dims_in_a_graph(name: str, reset_dynamo: None) -> None:
-    run = SYMBOLIC_SIZES[name]
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: x + sinpe.table((1, x.shape[0]), "mae2d", dim=x.shape[1], flatten=True),
+        lambda x: x + sinpe.encode(x[:, 0], "ddpm", dim=x.shape[1]),
+    ],
+    ids=["table of a grid", "encode"],
+)
+def test_names_and_symbolic_dims_in_a_graph(run: Callable[[Tensor], Tensor], reset_dynamo: None) -> None:
     compiled = torch.compile(run, fullgraph=True, backend="eager")
-    for shape in ((3, 8), (4, 12), (5, 16), (9, 8)):
+    for shape in ((3, 8), (4, 12), (9, 8)):
         x = torch.rand(shape, generator=torch.Generator().manual_seed(0))
         torch.testing.assert_close(compiled(x), run(x), rtol=0, atol=1e-6)

@@ -137,15 +137,9 @@ def test_from_mask_2d(data: st.DataObject, normalize: bool, dtype: torch.dtype) 
         assert torch.equal(got, torch.from_numpy(count))
 
 
-MASKS = {
-    "none": [False] * 5,
-    "right": [False, False, False, True, True],
-    "left": [True, True, False, False, False],
-    "both": [True, False, False, False, True],
-    "holes": [False, True, False, True, False],
-    "all": [True] * 5,
-}
-MASK = torch.tensor(list(MASKS.values()))
+MASK = torch.tensor(
+    [[character == "-" for character in row] for row in (".....", "...--", "--...", "-...-", ".-.-.", "-----")]
+)
 
 
 def test_many_tokens() -> None:
@@ -183,9 +177,7 @@ def test_incremental_decoding_continues_positions() -> None:
 
 def test_rows_of_a_grid_equal_its_table(backend: str) -> None:
     encoding = sinpe.convention("mae2d", 16)
-    whole, part = sinpe.table((6, 7), encoding), at.grid((2, 3), start=(1, 4))
-    assert torch.equal(sinpe.encode(at.grid((6, 7)), encoding), whole)
-    assert torch.equal(sinpe.encode(part, encoding), whole[1:3, 4:7])
+    assert torch.equal(sinpe.encode(at.grid((2, 3), start=(1, 4)), encoding), sinpe.table((6, 7), encoding)[1:3, 4:7])
 
 
 IMAGES = torch.ones(5, 4, 5, dtype=torch.bool)  # padded to one size
@@ -207,18 +199,16 @@ def test_detr(backend: str) -> None:
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("strict", [False, True])
-def test_packed_positions_follow_the_total_in_a_graph(strict: bool) -> None:
+def test_packed_positions_follow_the_total_in_a_graph() -> None:
     class Packed(torch.nn.Module):
         def forward(self, values: Tensor, ends: Tensor) -> Tensor:
             return sinpe.add(values, positions=at.packed(ends, values.shape[0]))
 
     sizes = {0: torch.export.Dim("total", min=2, max=1000)}, {0: torch.export.Dim("ends", min=2, max=100)}
     given = torch.randn(9, DIM), torch.tensor([0, 3, 9])
-    program = torch.export.export(Packed(), given, dynamic_shapes=sizes, strict=strict).module()
-    for lengths in ((3, 6), (4, 0, 7, 1)):
-        values, ends = torch.randn(sum(lengths), DIM), torch.tensor([0, *lengths]).cumsum(0)
-        assert torch.equal(program(values, ends), torch.cat([sinpe.add(part) for part in values.split(lengths)]))
+    program = torch.export.export(Packed(), given, dynamic_shapes=sizes).module()
+    values, ends = torch.randn(12, DIM), torch.tensor([0, 4, 4, 11, 12])
+    assert torch.equal(program(values, ends), torch.cat([sinpe.add(part) for part in values.split((4, 7, 1))]))
 
 
 CALLS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
@@ -240,9 +230,8 @@ CALLS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
 def test_graphs_and_meta(name: str, reset_dynamo: None) -> None:
     function, arguments = CALLS[name]
     want = function(*arguments)
-    for dynamic in (False, True):
-        got = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)(*arguments)
-        assert got.dtype == want.dtype and torch.equal(got, want)
+    got = torch.compile(function, fullgraph=True, backend="eager", dynamic=True)(*arguments)
+    assert got.dtype == want.dtype and torch.equal(got, want)
     on_meta = function(*(argument.to("meta") for argument in arguments))
     assert on_meta.is_meta and on_meta.shape == want.shape and on_meta.dtype == want.dtype
 
@@ -251,35 +240,27 @@ IDS, NONE = torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.
 T, V = TypeError, ValueError
 ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: at.packed(torch.tensor([], dtype=torch.int64)), T, "cu_seqlens: expected int32 or int64"),
-    (lambda: at.packed(torch.tensor([0, 2], dtype=torch.int16)), T, "cu_seqlens: expected int32 or int64"),
     (lambda: at.packed(torch.tensor([1, 2])), V, "cu_seqlens: expected values that begin with 0"),
     (lambda: at.packed(torch.tensor([0, 3, 2])), V, "cu_seqlens: expected values that .*do not decrease"),
     (lambda: at.packed(torch.tensor([0, 3]), 2), V, "total: expected 3 or more"),
     (lambda: at.relative(0), V, "length: expected an int in 1"),
     (lambda: at.from_padding_mask(IDS), T, "mask: expected bool.* torch.int64; pass attention_m"),
     (lambda: at.from_padding_mask(NONE[None]), V, r"mask: .*\(S,\) or \(B, S\), got \(1, 2, 3\)"),
-    (lambda: at.from_padding_mask([True]), T, "mask: expected a torch.Tensor, got list"),
     (lambda: at.from_padding_idx(IDS.float(), P), T, "ids: expected integers.* torch.float32"),
-    (lambda: at.from_padding_idx(NONE, P), T, "ids: expected integers.* torch.bool"),
     (lambda: at.from_padding_idx(IDS[None], P), T, r"ids: .*\(1, 2, 3\)"),
-    (lambda: at.from_padding_idx(IDS, None), T, "padding_idx: expected int, got NoneType"),
     (lambda: at.from_padding_idx(IDS, -1), V, "padding_idx: expected an int in 0"),
     (lambda: at.from_padding_idx(IDS, P, past=-1), V, "past: expected an int in 0"),
-    (lambda: at.from_padding_idx(IDS, P, past=IDS[:, 0].float()), T, "past: expected an int or"),
     (lambda: at.from_padding_idx(IDS, P, past=IDS[0]), V, r"past: .*\(\) or \(2,\).* \(3,\)"),
     (lambda: at.from_padding_idx(IDS[0], P, past=IDS[0]), V, r"past: expected shape \(\),"),
     (lambda: at.from_padding_idx(IDS, P, past=IDS[:, 0].to("meta")), RuntimeError, "past: .*device"),
     (lambda: at.grid(4), T, r"shape: expected a length for each axis, got 4; pass \(H, W\)"),
-    (lambda: at.grid(()), T, "shape: expected a length for each axis"),
     (lambda: at.grid((2, -1)), V, "shape: expected an int in 0"),
     (lambda: at.grid((2, 3), start=(1, 2, 3)), V, "start: expected an int or 2 of them.* got 3"),
     (lambda: at.grid((2, 3), start=2**63 - 1), V, "start: .*within int64"),
     (lambda: at.from_mask_2d(IDS), T, "mask: expected bool"),
     (lambda: at.from_mask_2d(NONE[0]), V, r"mask: expected shape \(H, W\) or \(B, H, W\)"),
     (lambda: at.from_mask_2d(NONE, dtype=torch.half), T, "dtype: expected torch.float32 or torch.float64"),
-    (lambda: at.from_mask_2d(NONE, dtype="float32"), T, "got 'float32'; pass torch.float64"),
     (lambda: at.from_mask_2d(NONE, offset=-0.5), V, "offset: expected 0 without normalize=True"),
-    (lambda: at.from_mask_2d(NONE, normalize=True, scale="2"), T, "scale: expected a float, got str"),
 ]
 
 
