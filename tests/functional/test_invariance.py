@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-import os
 import sys
 from functools import lru_cache
 from typing import Any
 
 import pytest
 import torch
-from children import execute, library_environment
+from children import forked, library_environment
 from oracles import same
 from strategies import DTYPES
 from test_parity import SHA256, digest_of
@@ -89,14 +88,6 @@ def test_split_calls_equal_one_call(backend: str, name: str, dtype: torch.dtype)
     assert same_bits(y, (x.to(wide) + made).to(dtype))
 
 
-SCRIPT = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import test_invariance
-test_invariance.child()
-"""
-
-
 def child() -> None:
     digest = compiled_digest()
     print(torch.ops.sinpe_ext.cpu_isa(), digest_of(sinpe.table(65536, 512).numpy()), digest)
@@ -128,10 +119,9 @@ def test_result_does_not_depend_on_instruction_set_and_stores(
     cpu = loader.resolve("cpu")
     if cpu.backend != "compiled" or request.config.getoption("--require-backend") in ("eager", "emulated"):
         pytest.skip(f"the CPU kernels are not in use: {cpu.reason}")
-    here, isa = os.path.dirname(__file__), settings["SINPE_EXT_CPU_ISA"]
-    env = library_environment("compiled", OMP_NUM_THREADS="1", **settings)
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    ran, sha256, digest = execute([sys.executable, "-c", SCRIPT, here], env=env).stdout.split()[-3:]
+    code = f"import sys; sys.path[:] = {sys.path!r}; import test_invariance; test_invariance.child()"
+    ran, sha256, digest = forked(code, library_environment("compiled", **settings))[0].split()[-3:]
+    isa = settings["SINPE_EXT_CPU_ISA"]
     if ran != isa:
         pytest.skip(f"this CPU runs {ran} where {isa} is asked for")
     assert digest == compiled_digest() and sha256 == SHA256
