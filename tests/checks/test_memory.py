@@ -83,17 +83,17 @@ def test_row_arguments_that_share_memory_with_the_output(name: str, backend: str
     buffer = torch.zeros(4, S, D)
     argument = ROW_ARGUMENTS[name](buffer)
     arguments: dict[str, Any] = {name: argument, "dropout": 0.5 if name == "seed" else 0.0}
-    calls = {
-        "add_": lambda: sinpe.add_(buffer, **arguments),
-        "out": lambda: sinpe.add(torch.ones(4, S, D), out=buffer, **arguments),
-    }
+    calls: list[Callable[[], Any]] = [
+        lambda: sinpe.add_(buffer, **arguments),
+        lambda: sinpe.add(torch.ones(4, S, D), out=buffer, **arguments),
+    ]
     if name in ("padding_mask", "alpha", "seed"):
-        calls["grid"] = lambda: sinpe.add_(buffer.view(4, 1, S, D), "mae2d", **arguments)  # one grid row
-    for call in calls.values():
+        calls.append(lambda: sinpe.add_(buffer.view(4, 1, S, D), "mae2d", **arguments))  # one grid row
+    for call in calls:
         refused(f"^{name}: expected memory apart from .* clone", call)
         assert not buffer.any()
     arguments[name] = argument.clone()
-    for call in calls.values():
+    for call in calls:
         call()
 
 
@@ -165,21 +165,16 @@ def test_writes_increment_the_version_counter(backend: str) -> None:
 
 @pytest.mark.bad_input(17, "compiled", "eager")
 def test_freed_arguments(backend: str) -> None:
-    """They are refused, and no seed is drawn."""
-    given, positions, out = torch.zeros(2, 4, 8), torch.arange(8.0).view(2, 4), torch.zeros(2, 4, 8)
-    positions.untyped_storage().resize_(0)
-    out.untyped_storage().resize_(0)
-    weight, ids = given[1], torch.zeros(3, dtype=torch.int64)
-    before = torch.get_rng_state()
-    calls: list[Callable[[], Any]] = [lambda: sinpe.add(given, dropout=0.5, positions=positions)]
-    calls += [lambda: sinpe.add(given, dropout=0.5, out=out)]
-    for call in calls:
-        refused("(positions|out): .*memory holds its elements", call)
+    """They are refused, and no seed is drawn; other functions: tests/encodings/test_values.py."""
+    given, freed, before = torch.zeros(2, 4, 8), torch.zeros(2, 4, 8), torch.get_rng_state()
+    weight, positions, ids = given[1], freed[..., 0], torch.zeros(3, dtype=torch.int64)
+    freed.untyped_storage().resize_(0)
+    for arguments in ({"positions": positions}, {"out": freed}):
+        refused("(positions|out): .*memory holds its elements", lambda a=arguments: sinpe.add(given, dropout=0.5, **a))
     given.untyped_storage().resize_(8)
-    calls = [lambda: sinpe.add(given, dropout=0.5), lambda: sinpe.add_(given, dropout=0.5)]
-    calls += [lambda: sinpe.add(given, dropout=0.5, seq_dim=0), lambda: sinpe.embed(ids, weight, dropout=0.5)]
-    for call in calls:
-        refused("(x|weight): expected a tensor whose memory holds its elements", call)
+    for call in (sinpe.add, sinpe.add_, lambda x, **named: sinpe.embed(ids, weight, **named)):
+        message = "(x|weight): expected a tensor whose memory holds its elements"
+        refused(message, lambda call=call: call(given, dropout=0.5))
     assert torch.equal(torch.get_rng_state(), before)
 
 

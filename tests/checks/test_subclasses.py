@@ -38,10 +38,7 @@ class Quantized(Tensor):
         return Quantized(result) if func is torch.ops.aten.detach.default else result
 
 
-KINDS: dict[str, Callable[[Tensor], Tensor]] = {
-    "quantized": Quantized,
-    "two": lambda t: TwoTensor(t, t.clone()),
-}
+KINDS = {"quantized": Quantized, "two": lambda t: TwoTensor(t, t.clone())}
 X, WEIGHT = torch.randn(2, 4, D), torch.randn(9, D)
 IDS = torch.randint(9, (2, 4))
 SEED = {"dropout": 0.5, "seed": 3}
@@ -54,60 +51,52 @@ def layer(ids: Tensor, weight: Tensor) -> Tensor:
     return made(ids, seed=3)
 
 
-DATA: dict[str, Callable[[Callable[[Tensor], Tensor]], Tensor]] = {
-    "add": lambda of: sinpe.add(of(X), scale=2.0),
-    "add, dropout": lambda of: sinpe.add(of(X), **SEED),
-    "add, grid": lambda of: sinpe.add(of(X), "mae2d", grid_shape=(2, 2), **SEED),
-    "add_": lambda of: sinpe.add_(of(X.clone()), **SEED),
-    "embed": lambda of: sinpe.embed(IDS, of(WEIGHT), scale=4.0),
-    "embed, dropout": lambda of: sinpe.embed(IDS, of(WEIGHT), **SEED),
-    "SinusoidalPositionalEncoding": lambda of: LAYER(of(X), seed=3),
-    "SinusoidalEmbedding": lambda of: layer(IDS, of(WEIGHT)),
-}
-OTHERS: dict[str, tuple[str, Callable[[Callable[[Tensor], Tensor]], Tensor]]] = {
-    "positions": ("positions", lambda of: sinpe.add(X, positions=of(torch.arange(4)))),
-    "start": ("start", lambda of: sinpe.add(X, start=of(torch.tensor([1, 2])))),
-    "alpha": ("alpha", lambda of: sinpe.add(X, alpha=of(torch.tensor([0.5])))),
-    "padding_mask": ("padding_mask", lambda of: sinpe.add(X, padding_mask=of(torch.ones(2, 4, dtype=torch.bool)))),
-    "ids": ("ids", lambda of: sinpe.embed(of(IDS), WEIGHT)),
-    "seed": ("seed", lambda of: sinpe.add(X, dropout=0.5, seed=of(torch.tensor([3])))),
-    "encode": ("positions", lambda of: sinpe.encode(of(torch.rand(4)), D)),
-    "TimestepEncoding": ("positions", lambda of: sinpe.TimestepEncoding(D)(of(torch.rand(4) * 9))),
-    "out": ("out", lambda of: sinpe.add(X, out=of(torch.empty_like(X)))),
-    "out of table": ("out", lambda of: sinpe.table(4, D, out=of(torch.empty(4, D)))),
-}
+Kind = Callable[[Tensor], Tensor]
+DATA: list[Callable[[Kind], Tensor]] = [
+    lambda of: sinpe.add(of(X), scale=2.0),
+    lambda of: sinpe.add(of(X), **SEED),
+    lambda of: sinpe.add(of(X), "mae2d", grid_shape=(2, 2), **SEED),
+    lambda of: sinpe.add_(of(X.clone()), **SEED),
+    lambda of: sinpe.embed(IDS, of(WEIGHT), scale=4.0),
+    lambda of: sinpe.embed(IDS, of(WEIGHT), **SEED),
+    lambda of: LAYER(of(X), seed=3),
+    lambda of: layer(IDS, of(WEIGHT)),
+]
+OTHERS: list[tuple[str, Callable[[Kind], Tensor]]] = [
+    ("positions", lambda of: sinpe.add(X, positions=of(torch.arange(4)))),
+    ("start", lambda of: sinpe.add(X, start=of(torch.tensor([1, 2])))),
+    ("alpha", lambda of: sinpe.add(X, alpha=of(torch.tensor([0.5])))),
+    ("padding_mask", lambda of: sinpe.add(X, padding_mask=of(torch.ones(2, 4, dtype=torch.bool)))),
+    ("ids", lambda of: sinpe.embed(of(IDS), WEIGHT)),
+    ("seed", lambda of: sinpe.add(X, dropout=0.5, seed=of(torch.tensor([3])))),
+    ("positions", lambda of: sinpe.encode(of(torch.arange(4.0)), D)),
+    ("positions", lambda of: sinpe.TimestepEncoding(D)(of(torch.arange(4.0)))),
+    ("out", lambda of: sinpe.add(X, out=of(torch.empty_like(X)))),
+    ("out", lambda of: sinpe.table(4, D, out=of(torch.empty(4, D)))),
+]
 
 
 def plain(t: Tensor) -> Tensor:
-    inside = getattr(t, "plain", getattr(t, "a", getattr(t, "elem", t)))
-    return inside if isinstance(inside, Tensor) else t
-
-
-def unchanged(t: Tensor) -> Tensor:
-    return t
+    return t.plain if isinstance(t, Quantized) else t.a if isinstance(t, TwoTensor) else t
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_data(kind: str, backend: str) -> None:
-    for name, call in DATA.items():
-        assert torch.equal(plain(call(KINDS[kind])), call(unchanged)), name
+@pytest.mark.parametrize("number", range(len(DATA)))
+def test_data(number: int, kind: str, backend: str) -> None:
+    assert torch.equal(plain(DATA[number](KINDS[kind])), DATA[number](lambda t: t))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_arguments(kind: str, backend: str) -> None:
-    for argument, call in OTHERS.values():
-        torch.manual_seed(0)
-        want = call(unchanged)
-        torch.manual_seed(0)
-        try:
-            got = plain(call(KINDS[kind]))
-        except TypeError as error:
-            assert kind == "quantized"
-            assert str(error).startswith(f"{argument}: expected an ordinary tensor, or a subclass that supports "), (
-                error
-            )
-        else:
-            assert torch.equal(got, want), argument
+@pytest.mark.parametrize(("argument", "call"), OTHERS)
+def test_other_arguments(argument: str, call: Callable[[Kind], Tensor], kind: str, backend: str) -> None:
+    want = call(lambda t: t)
+    try:
+        got = plain(call(KINDS[kind]))
+    except TypeError as error:
+        assert kind == "quantized"
+        assert str(error).startswith(f"{argument}: expected an ordinary tensor, or a subclass that supports "), error
+    else:
+        assert torch.equal(got, want)
 
 
 def test_gradient_of_weight(backend: str) -> None:

@@ -1,12 +1,10 @@
 """`embed`: lookup, ids, padding, and gradients: dense and sparse, deterministic, in narrow dtypes.
 
-What holds for every function: test_every_function.py; derivatives to second order: tests/ops.
+What holds for every function: test_every_function.py; any argument and gradient, against the formula: test_fuzz.py;
+derivatives to second order: tests/ops.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -36,29 +34,6 @@ def table(dtype: torch.dtype = torch.float32, rows: int = V, dim: int = D) -> Te
 
 def tokens(*shape: int, rows: int = V) -> Tensor:
     return torch.randint(0, rows, shape or (B, S), generator=torch.Generator().manual_seed(4))
-
-
-FORMS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "start": {"start": 9, "scale": D**0.5},
-    "starts": {"start": torch.tensor([0, 100, -5]), "alpha": 0.3},
-    "alpha": {"alpha": torch.tensor([0.7])},
-    "positions": {"positions": torch.arange(B * S).reshape(B, S) * 7},
-    "fractions": {"positions": torch.arange(S) / 3, "padding_mask": MASK},
-    "dropout": {"dropout": P, "seed": SEED, "scale": 3.0, "padding_mask": MASK[0]},
-    "everything dropped": {"dropout": 1.0},
-    "float32 angle": {"encoding": sinpe.Encoding(D, angle="float32_exp"), "dropout": P, "seed": SEED},
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_embed_is_add_of_looked_up_rows(form: str, backend: str) -> None:
-    for dtype in FLOATS:
-        weight, ids, given = table(dtype), tokens(), dict(FORMS[form])
-        encoding = given.pop("encoding", T2T)
-        got = sinpe.embed(ids, weight, encoding, **given)
-        assert torch.equal(got, sinpe.add(functional.embedding(ids, weight), encoding, **given))
-        assert got.dtype == dtype and got.is_contiguous()
 
 
 IDS_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
@@ -110,24 +85,6 @@ def test_sparse_gradient_is_that_of_nn_embedding(backend: str) -> None:
         each(tokens()).sum().backward()
     assert torch.equal(mine.weight.grad._indices(), theirs.weight.grad._indices())
     assert torch.equal(mine.weight.grad.to_dense(), theirs.weight.grad.to_dense())
-
-
-GRADS: dict[str, Callable[[Tensor], Tensor]] = {
-    "expanded": lambda y: y.sum(),
-    "transposed": lambda y: (y.transpose(0, 2) * torch.arange(B * S * D).reshape(D, S, B)).sum(),
-    "half of it": lambda y: y[:, ::2, 1::2].sum(),
-}
-
-
-@pytest.mark.bad_input(19, "compiled", "eager", "embedding")
-@pytest.mark.parametrize("grad", GRADS)
-def test_grad_output_of_any_layout(grad: str, backend: str) -> None:
-    weight, ids = table(torch.float64).requires_grad_(), tokens()
-    for sparse in (False, True):
-        out = sinpe.embed(ids, weight, T2T, dropout=0.5, seed=SEED, sparse=sparse)
-        (got,) = torch.autograd.grad(GRADS[grad](out), weight)
-        (want,) = torch.autograd.grad(GRADS[grad](torch.where(out != 0, 2.0 * weight[ids], 0.0)), weight)
-        assert torch.equal(got.to_dense(), want)  # integer values: exact
 
 
 def test_gradient_of_a_slice_as_long_as_the_batch(backend: str) -> None:

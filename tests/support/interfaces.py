@@ -39,11 +39,6 @@ def interfaces(*, with_data: bool = False) -> list[Interface]:
     return available if with_data else [*available, Interface("meta", "auto", "meta")]
 
 
-def neutral(message: str, device: str) -> str:
-    """A message without interface-specific parts."""
-    return message.replace(f"{device}", "DEVICE").replace("torch.", "")
-
-
 def check_error(
     error: type[Exception], pattern: str, *calls: Callable[[str], Any], with_data: bool = False, alike: bool = True
 ) -> str:
@@ -56,7 +51,7 @@ def check_error(
                     error, lambda call=call, device=device: call(device), f"{interface.name}, call {number}"
                 )
             assert re.search(pattern, message, re.DOTALL), (interface.name, number, message)
-            messages[number, interface.name] = neutral(message, device)
+            messages[number, interface.name] = message.replace(device, "DEVICE").replace("torch.", "")
     for number in range(len(calls)):
         one = {text for (of, _), text in messages.items() if of == number}
         assert len(one) == 1, messages

@@ -122,6 +122,11 @@ def points(form: Form, *starts: int) -> Tensor:
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
 
 
+def moved_points(form: Form, start: Tensor) -> Tensor:
+    """(B, H * W, 2)"""
+    return (points(form) + start[:, None, None]).flatten(1, 2)
+
+
 def apply_layer(module: torch.nn.Module, t: Tensor, parameters: dict[str, Tensor], **options: Any) -> Tensor:
     return torch.func.functional_call(module, parameters, (t,), options)
 
@@ -246,11 +251,7 @@ MAKERS: dict[str, Callable[[Form], Call]] = {
                 x, grid, start=start, padding_mask=mask, grid_shape=f.lengths, extra_tokens=2
             ),
             lambda x, start, mask: sum_of(
-                x,
-                1.0,
-                pad(
-                    grid_rows((points(f) + start[:, None, None]).flatten(1, 2), f.dim) * ~mask[..., None], (0, 0, 2, 0)
-                ),
+                x, 1.0, pad(grid_rows(moved_points(f, start), f.dim) * ~mask[..., None], (0, 0, 2, 0))
             ),
             {"x": f.normal(f.batch, 2 + f.lengths[0] * f.lengths[1], f.dim)},
             {"start": f.whole(f.batch, 2, below=9), "mask": f.mask(f.batch, f.lengths[0] * f.lengths[1])},
