@@ -17,7 +17,6 @@ from sinpe_ext import SinusoidalEmbedding, TimestepEncoding
 from sinpe_ext import SinusoidalPositionalEncoding as Layer
 
 B, S, D, V = 3, 6, 8, 13
-SUMMED = {"rtol": 1e-5, "atol": 1e-5}  # float32 sums of a few dozen terms of size 1, in another order
 GRID = sinpe.convention("mae2d", D)
 IDS = torch.randint(0, V, (B, S), generator=torch.Generator().manual_seed(4))
 
@@ -42,15 +41,12 @@ MASKED, FLAT = {"padding_mask": torch.arange(S) > 3}, {"encoding": GRID, "grid_s
 FAIRSEQ, CHANNELS = sinpe.convention("fairseq", D), {"encoding": GRID, "channel_dim": 1}
 # Arguments of the layer (dropout is 0), its input, arguments of the call, those of `add` that give the same.
 SAME_AS_ADD: dict[str, tuple[dict[str, Any], Tensor, dict[str, Any], dict[str, Any]]] = {
-    "default": ({}, X, {}, {}),
     "no batch": ({"batch_first": False}, randn(10, D), {"start": 7}, {"start": 7}),
     "sequence first": ({"batch_first": False}, X, {}, {"seq_dim": 0}),
-    "start": ({}, X, {"start": 7}, {"start": 7}),
     "starts": ({}, X, {"start": STARTS}, {"start": STARTS}),
     "far": ({}, X, {"start": 10**12}, {"start": 10**12}),
     "positions": ({"batch_first": False}, X.transpose(0, 1), {"positions": AT}, {"positions": AT, "seq_dim": 0}),
     "mask": ({}, X, MASKED, MASKED),
-    "factors": ({"scale": 2.0, "alpha": 0.5}, X, {}, {"scale": 2.0, "alpha": 0.5}),
     "encoding": ({"encoding": "fairseq"}, X, {}, {"encoding": FAIRSEQ}),
     "channels first": ({"channel_dim": 1}, X.transpose(1, 2), {}, {"channel_dim": 1, "seq_dim": 2}),
     "channels first, no batch": ({"channel_dim": 0}, X[0].t(), {}, {"channel_dim": 0, "seq_dim": 1}),
@@ -247,7 +243,6 @@ def set_to(name: str, value: Any) -> Callable[[nn.Module], None]:
 T2T, FLOAT32 = sinpe.convention("t2t", D), sinpe.Encoding(D, angle="float32_exp", base=50.0)
 # A change, the arguments of `add` that give the same, a factor of the result.
 CHANGES: dict[str, tuple[Callable[[Any], Any], dict[str, Any], float]] = {
-    "alpha": (set_to("alpha", 2), {"alpha": 2.0}, 1.0),
     "alpha parameter": (set_to("alpha", nn.Parameter(torch.tensor([3.0]))), {"alpha": 3.0}, 1.0),
     "alpha of 1, parameter": (set_to("alpha", nn.Parameter(torch.tensor([1.0]))), {}, 1.0),
     "encoding": (set_to("encoding", T2T), {"encoding": T2T}, 1.0),
@@ -313,14 +308,6 @@ def test_drop_in_for_nn_embedding(backend: str) -> None:
     mine.load_state_dict(theirs.state_dict())
     assert torch.equal(run(mine, IDS), run(lambda ids: sinpe.add(theirs(ids), scale=D**0.5, dropout=0.1), IDS))
     assert torch.equal(mine.eval()(IDS), sinpe.add(theirs(IDS), scale=D**0.5))
-    one, other = mine(IDS), theirs(IDS)
-    grad = randn(*one.shape)
-    one.backward(grad)
-    other.backward(grad * D**0.5)
-    torch.testing.assert_close(mine.weight.grad, theirs.weight.grad, **SUMMED)
-    assert not mine.weight.grad[3].any()
-    with pytest.raises(IndexError, match="ids: expected"):
-        mine(IDS + V)
 
 
 def test_from_pretrained(backend: str) -> None:
@@ -337,7 +324,7 @@ def test_adapter_of_the_token_embedding() -> None:
     down, up = torch.randn(V, 4), torch.randn(4, D)
     adapted = layer(IDS) + down[IDS] @ up * layer.embed_scale
     layer.weight += down @ up
-    torch.testing.assert_close(layer(IDS), adapted, **SUMMED)
+    torch.testing.assert_close(layer(IDS), adapted, rtol=1e-5, atol=1e-5)  # float32 sums in another order
 
 
 # parameters
@@ -426,7 +413,7 @@ def test_parametrize(name: str, attribute: str, backend: str) -> None:
 
 @every_layer
 def test_symbolic_trace(name: str, backend: str) -> None:
-    """A layer is a leaf, as torch.nn layers are; functions are not traceable, use torch.export."""
+    """A layer is a leaf, as torch.nn layers are; functions are not traceable."""
     module, x = layers()[name]
     model = nn.Sequential(module, nn.Linear(D, D))
     traced = torch.fx.symbolic_trace(model)

@@ -193,11 +193,6 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "name": (lambda: TimestepEncoding(D, encoding="ddmp"), ValueError, 'got "ddmp"; pass one of paper'),
     "no encoding": (lambda: TimestepEncoding(D, encoding=None), TypeError, "encoding: expected an Encoding .* NoneTyp"),
     "a grid": (lambda: TimestepEncoding(D, encoding="mae2d"), TypeError, 'encoding: .* got the grid "mae2d"'),
-    "a grid itself": (
-        lambda: TimestepEncoding(D, encoding=sinpe.convention("mae2d", D), base=7),
-        TypeError,
-        "encoding: .* got a GridEncoding of 2 axes",
-    ),
     "field": (lambda: TimestepEncoding(D, flip_sin_to_cos=True), TypeError, "flip_sin_to_cos: expected a field of En"),
     "scale": (lambda: TimestepEncoding(D, scale=1000), TypeError, "scale: .*position_scale"),
     "max_period": (lambda: TimestepEncoding(D, max_period=9), TypeError, "max_period: .*base"),
