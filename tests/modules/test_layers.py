@@ -212,10 +212,7 @@ def test_max_len_counts_rows(backend: str) -> None:
 
 
 def test_required_positions(backend: str) -> None:
-    for layer, x in (
-        (Layer(D, 0.0, require_positions=True), X),
-        (SinusoidalEmbedding(V, D, dropout=0.0, require_positions=True), IDS),
-    ):
+    for layer, x in ((Layer(D, require_positions=True), X), (SinusoidalEmbedding(V, D, require_positions=True), IDS)):
         assert layer(x, positions=torch.arange(S)).shape == (B, S, D)
         with pytest.raises(ValueError, match="positions: expected the positions of these rows"):
             layer(x, start=3)
