@@ -54,11 +54,6 @@ def test_layout(sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
             assert torch.equal(dense[box], part), (placements, coordinate)
 
 
-def test_rank_outside_the_mesh() -> None:
-    mesh: Any = Mesh([3], None)
-    assert dtensor.sharding(mesh, [Shard(1)], (2, 7)).sizes == (2, 0) and dtensor.is_outside(mesh)
-
-
 @pytest.fixture
 def simulated() -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore

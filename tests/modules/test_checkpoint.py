@@ -98,12 +98,15 @@ def test_tolerance_of_scaled_positions() -> None:
             Layer(D, encoding=encoding).load_state_dict({"pe": pe})
 
 
+LATE = sinpe.table(100, D)
+LATE[70] = 0.0
 WRONG: dict[str, tuple[Any, str]] = {
     "t2t": (T2T, rf"row 0 differs by 1, and 50 of 50 .*; {IS_T2T}"),
     "own index": (sinpe.table(50, "own_index", dim=D), rf'it is sinpe.convention\("own_index", {D}\)'),
     "shifted": (sinpe.table(50, D, start=1), "row 0 differs by 0.841, and 50 of 50 rows differ"),
     "base": (sinpe.table(50, sinpe.Encoding(D, base=500)), r"row 1 differs by 0.1\d+, and 49 of"),
     "nan": (torch.full((50, D), torch.nan), "row 0 differs by nan"),
+    "late": (LATE, r"row 70 differs by 1, and 1 of 100 rows differ\. The layer keeps"),  # names no convention
     "width": (torch.zeros(1, 50, D + 2), r"its shape \(1, 50, 66\) is not that of a table, \(rows, 64\)"),
     "rank": (torch.zeros(2, 3, 50, D), "its shape"),
     "no tensor": ("pe", "it is a str, not a tensor"),
@@ -118,13 +121,6 @@ def test_table_of_another_encoding_warns_once(case: Any) -> None:
     (message,) = (str(w.message) for w in caught)
     assert message.startswith("0.0.pe: the checkpoint's table is not this layer's encoding, sinpe.convention(\"paper\"")
     assert re.search(pattern, message) and "pass the encoding= that the model was trained with" in message, message
-
-
-def test_a_late_difference_names_no_convention() -> None:
-    pe = sinpe.table(100, D)
-    pe[70] = 0.0
-    with pytest.warns(UserWarning, match=r"row 70 differs by 1, and 1 of 100 rows differ\. The layer keeps"):
-        Layer(D).load_state_dict({"pe": pe})
 
 
 def test_forms_of_tables() -> None:

@@ -177,6 +177,8 @@ class Embedding(Layer):
         self.weight.add_(step)
 
 
-PositionalEncoding.TestCase.settings = Embedding.TestCase.settings = settings(stateful_step_count=20)
+PositionalEncoding.TestCase.settings = Embedding.TestCase.settings = settings(
+    max_examples=settings.default.max_examples * 2 // 5, stateful_step_count=20
+)
 TestPositionalEncoding = pytest.mark.usefixtures("need_kernels")(PositionalEncoding.TestCase)
 TestEmbedding = pytest.mark.usefixtures("need_kernels")(Embedding.TestCase)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +15,8 @@ from torch.nn.utils import parametrize
 import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalEmbedding, TimestepEncoding
 from sinpe_ext import SinusoidalPositionalEncoding as Layer
-from sinpe_ext.naive import naive_table
 
 B, S, D, V = 3, 6, 8, 13
-FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-SUMMED = {"rtol": 1e-5, "atol": 1e-5}  # float32 sums of a few dozen terms of size 1, in another order
 GRID = sinpe.convention("mae2d", D)
 IDS = torch.randint(0, V, (B, S), generator=torch.Generator().manual_seed(4))
 
@@ -45,15 +41,12 @@ MASKED, FLAT = {"padding_mask": torch.arange(S) > 3}, {"encoding": GRID, "grid_s
 FAIRSEQ, CHANNELS = sinpe.convention("fairseq", D), {"encoding": GRID, "channel_dim": 1}
 # Arguments of the layer (dropout is 0), its input, arguments of the call, those of `add` that give the same.
 SAME_AS_ADD: dict[str, tuple[dict[str, Any], Tensor, dict[str, Any], dict[str, Any]]] = {
-    "default": ({}, X, {}, {}),
     "no batch": ({"batch_first": False}, randn(10, D), {"start": 7}, {"start": 7}),
     "sequence first": ({"batch_first": False}, X, {}, {"seq_dim": 0}),
-    "start": ({}, X, {"start": 7}, {"start": 7}),
     "starts": ({}, X, {"start": STARTS}, {"start": STARTS}),
     "far": ({}, X, {"start": 10**12}, {"start": 10**12}),
     "positions": ({"batch_first": False}, X.transpose(0, 1), {"positions": AT}, {"positions": AT, "seq_dim": 0}),
     "mask": ({}, X, MASKED, MASKED),
-    "factors": ({"scale": 2.0, "alpha": 0.5}, X, {}, {"scale": 2.0, "alpha": 0.5}),
     "encoding": ({"encoding": "fairseq"}, X, {}, {"encoding": FAIRSEQ}),
     "channels first": ({"channel_dim": 1}, X.transpose(1, 2), {}, {"channel_dim": 1, "seq_dim": 2}),
     "channels first, no batch": ({"channel_dim": 0}, X[0].t(), {}, {"channel_dim": 0, "seq_dim": 1}),
@@ -77,16 +70,6 @@ def test_arguments(case: Any, backend: str) -> None:
         assert torch.equal(layer(x.to(dtype), **given, seed=3), sinpe.add(x.to(dtype), **same, dropout=0.4, seed=3))
         assert torch.equal(layer.eval()(x.to(dtype), **given), want)
         assert torch.equal(layer(x.to(dtype, copy=True).requires_grad_(), **given).detach(), want)
-
-
-def test_tutorial(backend: str) -> None:
-    layer = Layer(512, 0.1, 5000)
-    assert layer.dropout.p == 0.1 and layer.max_len == 5000 and layer.d_model == 512
-    x = randn(2, 10, 512)
-    assert torch.equal(layer.eval()(x), x + sinpe.table(10, 512))
-    assert torch.allclose(layer(x), x + naive_table(torch.arange(10.0), 512), atol=1e-6)
-    first = Layer(512, 0.1, 5000, batch_first=False).eval()
-    assert torch.equal(first(x.transpose(0, 1)), layer(x).transpose(0, 1))
 
 
 def test_arguments_of_the_embedding(backend: str) -> None:
@@ -152,6 +135,8 @@ def test_unsupported_options_of_nn_embedding(name: str, value: Any, backend: str
 
 
 def test_repr() -> None:
+    tutorial = Layer(512, 0.1, 5000)
+    assert (tutorial.d_model, tutorial.dropout.p, tutorial.max_len) == (512, 0.1, 5000)
     assert repr(Layer(D)) == (
         "SinusoidalPositionalEncoding(\n  Encoding(8)\n  (dropout): Dropout(p=0.1, inplace=False)\n)"
     )
@@ -227,10 +212,7 @@ def test_max_len_counts_rows(backend: str) -> None:
 
 
 def test_required_positions(backend: str) -> None:
-    for layer, x in (
-        (Layer(D, 0.0, require_positions=True), X),
-        (SinusoidalEmbedding(V, D, dropout=0.0, require_positions=True), IDS),
-    ):
+    for layer, x in ((Layer(D, require_positions=True), X), (SinusoidalEmbedding(V, D, require_positions=True), IDS)):
         assert layer(x, positions=torch.arange(S)).shape == (B, S, D)
         with pytest.raises(ValueError, match="positions: expected the positions of these rows"):
             layer(x, start=3)
@@ -258,17 +240,12 @@ def set_to(name: str, value: Any) -> Callable[[nn.Module], None]:
 T2T, FLOAT32 = sinpe.convention("t2t", D), sinpe.Encoding(D, angle="float32_exp", base=50.0)
 # A change, the arguments of `add` that give the same, a factor of the result.
 CHANGES: dict[str, tuple[Callable[[Any], Any], dict[str, Any], float]] = {
-    "nothing": (lambda layer: None, {}, 1.0),
-    "alpha": (set_to("alpha", 2), {"alpha": 2.0}, 1.0),
     "alpha parameter": (set_to("alpha", nn.Parameter(torch.tensor([3.0]))), {"alpha": 3.0}, 1.0),
     "alpha of 1, parameter": (set_to("alpha", nn.Parameter(torch.tensor([1.0]))), {}, 1.0),
-    "scale": (set_to("scale", 0.5), {"scale": 0.5}, 1.0),
     "encoding": (set_to("encoding", T2T), {"encoding": T2T}, 1.0),
     "angle": (set_to("encoding", FLOAT32), {"encoding": FLOAT32}, 1.0),
-    "batch_first": (set_to("batch_first", False), {"seq_dim": 0}, 1.0),
     "no dropout": (set_to("dropout", nn.Identity()), {}, 1.0),
     "custom dropout": (set_to("dropout", AlwaysHalf()), {}, 0.5),
-    "p": (lambda layer: setattr(layer.dropout, "p", 0.9), {}, 1.0),
     "hook": (lambda layer: layer.dropout.register_forward_hook(lambda _, given, result: result * 3), {}, 3.0),
     "pre-hook": (lambda layer: layer.dropout.register_forward_pre_hook(lambda _, given: (given[0] * 3,)), {}, 3.0),
 }
@@ -305,25 +282,14 @@ def test_backward_hooks_of_the_dropout(register: str, backend: str) -> None:
         assert len(seen) == 1 and torch.equal(target.grad, want)
 
 
-# dropout
-
-
 def test_dropout(backend: str) -> None:
-    x = torch.full((64, 100, 32), 10.0)
-    encoded, layer = sinpe.add(x), Layer(32, 0.25)
-    out = run(layer, x)
-    kept = out != 0
-    share = float(kept.float().mean())
-    assert abs(share - 0.75) < 5 * math.sqrt(0.25 * 0.75 / x.numel())  # five standard deviations
-    assert torch.allclose(out[kept], encoded[kept] / 0.75)
-    assert not torch.equal(layer(x), out) and torch.equal(run(layer, x), out)
-    assert torch.equal(layer(x, seed=5), sinpe.add(x, dropout=0.25, seed=5))
-    assert torch.equal(layer.eval()(x), encoded) and torch.equal(Layer(32, 0.0)(x), encoded)
+    """The layer's dropout module says whether to drop; each call draws another mask."""
+    layer = Layer(D, 0.25)
+    out = run(layer, X)
+    assert not torch.equal(layer(X), out) and torch.equal(run(layer, X), out)
+    assert torch.equal(layer.eval()(X), sinpe.add(X))
     layer.dropout.train()
-    assert torch.equal(run(layer, x), out)
-    gone = Layer(32, 1.0)(x.requires_grad_())
-    gone.sum().backward()
-    assert not bool(gone.any()) and torch.equal(x.grad, torch.zeros_like(x))
+    assert torch.equal(run(layer, X), out) and not Layer(D, 1.0)(X).any()
 
 
 # nn.Embedding
@@ -339,14 +305,6 @@ def test_drop_in_for_nn_embedding(backend: str) -> None:
     mine.load_state_dict(theirs.state_dict())
     assert torch.equal(run(mine, IDS), run(lambda ids: sinpe.add(theirs(ids), scale=D**0.5, dropout=0.1), IDS))
     assert torch.equal(mine.eval()(IDS), sinpe.add(theirs(IDS), scale=D**0.5))
-    one, other = mine(IDS), theirs(IDS)
-    grad = randn(*one.shape)
-    one.backward(grad)
-    other.backward(grad * D**0.5)
-    torch.testing.assert_close(mine.weight.grad, theirs.weight.grad, **SUMMED)
-    assert not mine.weight.grad[3].any()
-    with pytest.raises(IndexError, match="ids: expected"):
-        mine(IDS + V)
 
 
 def test_from_pretrained(backend: str) -> None:
@@ -357,38 +315,13 @@ def test_from_pretrained(backend: str) -> None:
     assert SinusoidalEmbedding.from_pretrained(weight, freeze=False).weight.requires_grad
 
 
-def test_weight_shared_with_an_output_layer(backend: str) -> None:
-    embed, out = SinusoidalEmbedding(V, D, dropout=0.3), nn.Linear(D, V, bias=False)
-    out.weight = embed.weight
-    assert len(list(nn.ModuleList([embed, out]).parameters())) == 1
-    out(embed(IDS, seed=7)).sin().sum().backward()
-    weight = embed.weight.detach().clone().requires_grad_()
-    keep = sinpe.add(torch.full((B, S, D), 9.0), dropout=0.3, seed=7) != 0
-    rows = torch.where(keep, (weight[IDS] + sinpe.table(S, D)) * (65536 / (65536 - round(0.3 * 65536))), 0.0)
-    (rows @ weight.t()).sin().sum().backward()
-    assert torch.allclose(embed.weight.grad, weight.grad, **SUMMED)
-
-
-def test_sparse_adam_trains_as_with_nn_embedding(backend: str) -> None:
-    theirs = nn.Embedding(V, D, 2, sparse=True)
-    weight, rows, target = theirs.weight.detach().clone(), sinpe.table(S, D), torch.randn(B, S, D)
-    mine = SinusoidalEmbedding.from_pretrained(weight, freeze=False, padding_idx=2, sparse=True, dropout=0.0)
-    for layer, forward in ((theirs, lambda ids: theirs(ids) + rows), (mine, mine)):
-        optimizer = torch.optim.SparseAdam(list(layer.parameters()), lr=0.1)
-        for _ in range(3):
-            optimizer.zero_grad()
-            (forward(IDS) - target).square().sum().backward()
-            optimizer.step()
-    assert torch.allclose(mine.weight, theirs.weight, **SUMMED)
-
-
 def test_adapter_of_the_token_embedding() -> None:
     """LoRA as PEFT applies it: the layer's result plus embed_scale times its own part; merging does not change it."""
     layer = SinusoidalEmbedding(V, D, dropout=0.0, scale=4.0).requires_grad_(False)
     down, up = torch.randn(V, 4), torch.randn(4, D)
     adapted = layer(IDS) + down[IDS] @ up * layer.embed_scale
     layer.weight += down @ up
-    torch.testing.assert_close(layer(IDS), adapted, **SUMMED)
+    torch.testing.assert_close(layer(IDS), adapted, rtol=1e-5, atol=1e-5)  # float32 sums in another order
 
 
 # parameters
@@ -407,19 +340,6 @@ def layers(**options: Any) -> dict[str, tuple[nn.Module, Tensor]]:
 
 
 every_layer = pytest.mark.parametrize("name", layers())
-
-
-def test_learned_alpha(backend: str) -> None:
-    rows = sinpe.table(S, D, dtype=torch.float64).sum().reshape(1)
-    for layer, x in (
-        (Layer(D, 0.0, alpha=0.5, learned_alpha=True), X),
-        (SinusoidalEmbedding(V, D, dropout=0.0, alpha=0.5, learned_alpha=True), IDS),
-    ):
-        assert isinstance(layer.alpha, nn.Parameter) and layer.alpha.shape == (1,)
-        want = sinpe.add(x, alpha=0.5) if x is X else sinpe.embed(x, layer.weight, alpha=0.5)
-        assert torch.equal(layer(x), want)
-        layer(x).sum().backward()
-        assert torch.allclose(layer.alpha.grad.double(), B * rows, **SUMMED)
 
 
 @every_layer
@@ -464,36 +384,6 @@ def test_meta_and_to_empty(name: str, backend: str) -> None:
         assert torch.equal(made(x), want)
 
 
-@pytest.mark.bad_input(25, "compiled", "eager", "layer", "embedding", "grid", "timestep")
-@every_layer
-def test_copies(name: str, backend: str) -> None:
-    module, x = layers()[name]
-    stored = io.BytesIO()
-    torch.save(module, stored)
-    stored.seek(0)
-    for made in (copy.copy(module), copy.deepcopy(module), torch.load(stored, weights_only=False)):
-        assert torch.equal(run(made, x), run(module, x)) and repr(made) == repr(module)
-        if name == "encoding":  # the hooks are copied
-            with pytest.warns(UserWarning, match="not this layer's encoding"):
-                made.load_state_dict({**module.state_dict(), "pe": torch.zeros(3, D)})
-
-
-@pytest.mark.bad_input(25, "compiled", "eager", "layer", "embedding", "grid", "timestep")
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_casts(dtype: torch.dtype, backend: str) -> None:
-    """A cast changes parameters, never positions or frequencies: a table buffer would lose them."""
-    for name, (module, x) in layers().items():
-        model = nn.Sequential(module, nn.Linear(D, 2)).to(dtype).eval()
-        x = x.to(dtype) if name in ("encoding", "grid") else x
-        assert model(x).dtype == dtype
-        if name == "encoding":
-            assert torch.equal(module(x, start=90), sinpe.add(x, T2T, scale=3.0, alpha=0.5, start=90))
-        elif name == "embedding":
-            assert torch.equal(module(x), sinpe.embed(x, module.weight, T2T, alpha=0.5))
-        before = module(x)
-        assert torch.equal(model.float().to(dtype)[0](x), before)
-
-
 # torch's machinery of modules
 
 
@@ -502,29 +392,25 @@ class Doubled(nn.Module):
         return 2.0 * t
 
 
-@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name, attribute", [("embedding", "weight"), ("embedding", "alpha"), ("encoding", "alpha")])
-def test_parametrize(name: str, attribute: str, training: bool, backend: str) -> None:
+def test_parametrize(name: str, attribute: str, backend: str) -> None:
     module, x = layers()[name]
-    by_hand = copy.deepcopy(module.train(training))
+    by_hand = copy.deepcopy(module)
     with torch.no_grad():
         getattr(by_hand, attribute).mul_(2.0)
-    want = run(by_hand, x)
     parametrize.register_parametrization(module, attribute, Doubled())
-    got = run(module, x)
+    got, want = run(module, x), run(by_hand, x)
     got.sin().sum().backward()
     want.sin().sum().backward()
     original = getattr(module.parametrizations, attribute).original
     assert torch.equal(got, want) and torch.equal(original.grad, 2.0 * getattr(by_hand, attribute).grad)
-    with parametrize.cached():
-        assert torch.equal(run(module, x), want)
     parametrize.remove_parametrizations(module, attribute)
     assert torch.equal(run(module, x), want)
 
 
 @every_layer
 def test_symbolic_trace(name: str, backend: str) -> None:
-    """A layer is a leaf, as torch.nn layers are; functions are not traceable, use torch.export."""
+    """A layer is a leaf, as torch.nn layers are; functions are not traceable."""
     module, x = layers()[name]
     model = nn.Sequential(module, nn.Linear(D, D))
     traced = torch.fx.symbolic_trace(model)

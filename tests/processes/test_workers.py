@@ -65,39 +65,48 @@ def test_workers(method: str) -> None:
 
 
 RACE = """
-import threading, torch, sinpe_ext as sinpe
-from sinpe_ext.backend import loader
-start, results, failed = threading.Barrier(8), [None] * 8, []
+import sys, threading, torch, sinpe_ext as sinpe
+def together(function, arguments):
+    start, results, failed = threading.Barrier(len(arguments)), {}, []
+    def call(argument):
+        start.wait()
+        try:
+            results[argument] = function(argument)
+        except BaseException as error:
+            failed.append((argument, repr(error)))
+    threads = [threading.Thread(target=call, args=(argument,)) for argument in arguments]
+    [t.start() for t in threads]
+    [t.join(500) for t in threads]
+    assert not failed and not any(t.is_alive() for t in threads), failed
+    return results
+interval = sys.getswitchinterval()
+sys.setswitchinterval(1e-6)
+together(lambda name: getattr(sinpe, name), [*sinpe.__all__, *sinpe._SUBMODULES])  # the first look-up of each name
+sys.setswitchinterval(interval)
 layers = [sinpe.SinusoidalPositionalEncoding(16).eval() for _ in range(8)]
 x, weight = torch.ones(2, 5, 16, requires_grad=True), torch.ones(4, 16, requires_grad=True)
 ids = torch.arange(10).reshape(2, 5) % 4
-def call(k):
-    start.wait()
-    try:
-        t2t = sinpe.convention("t2t", 16)
-        calls = [
-            lambda: sinpe.table(9, t2t), lambda: sinpe.add(x, dropout=0.5, seed=3), lambda: layers[k](x.detach()),
-            lambda: sinpe.encode(torch.rand(4, generator=torch.Generator().manual_seed(1)), t2t),
-            lambda: torch.autograd.grad(sinpe.embed(ids, weight, dropout=0.5, seed=1).sum(), weight)[0],
-        ]
-        results[k] = [calls[(k + i) % 5]() for i in range(5)]
-        results[k] = results[k][-k % 5:] + results[k][:-k % 5]
-    except BaseException as error:
-        failed.append(repr(error))
-threads = [threading.Thread(target=call, args=(k,)) for k in range(8)]
-[t.start() for t in threads]
-[t.join(500) for t in threads]
-assert not failed and not any(t.is_alive() for t in threads), failed
-for other in results[1:]:
-    assert all(torch.equal(a, b) for a, b in zip(other, results[0], strict=True))
-assert torch.equal(results[0][0], sinpe.table(9, sinpe.convention("t2t", 16)))
+def calls(k):
+    t2t = sinpe.convention("t2t", 16)
+    calls = [
+        lambda: sinpe.table(9, t2t), lambda: sinpe.add(x, dropout=0.5, seed=3), lambda: layers[k](x.detach()),
+        lambda: sinpe.encode(torch.rand(4, generator=torch.Generator().manual_seed(1)), t2t),
+        lambda: torch.autograd.grad(sinpe.embed(ids, weight, dropout=0.5, seed=1).sum(), weight)[0],
+    ]
+    results = [calls[(k + i) % 5]() for i in range(5)]
+    return results[-k % 5:] + results[:-k % 5]
+first, *others = together(calls, range(8)).values()
+for other in others:
+    assert all(torch.equal(a, b) for a, b in zip(other, first, strict=True))
+assert torch.equal(first[0], sinpe.table(9, sinpe.convention("t2t", 16)))
+from sinpe_ext.backend import loader
 print("compiled" if loader.compiled("cpu") else "eager")
 """
 
 
 @pytest.mark.bad_input(22, "compiled", "eager")
 def test_eight_threads_race_on_the_first_call(backend: str) -> None:
-    """In a process that has imported torch alone, with an existing library."""
+    """In a process that has imported torch alone, with an existing library; each name's first look-up races too."""
     out, _ = forked(RACE, library_environment(backend))
     assert out.split() == [backend]
 
@@ -170,26 +179,3 @@ def test_use_backend_during_a_partial_torch_import() -> None:
 def test_calls_while_another_thread_imports(backend: str) -> None:
     """The first torch.compile of a process imports torch.distributed.tensor, which takes a second."""
     run(DURING + IMPORTS, library_environment(backend))
-
-
-# Each public name is first looked up by a separate thread, all at the same time.
-NAMES = """
-import sys, threading, torch, sinpe_ext as sinpe
-names = [*sinpe.__all__, *sinpe._SUBMODULES]
-sys.setswitchinterval(1e-6)
-barrier, failed = threading.Barrier(len(names)), []
-def look_up(name):
-    barrier.wait()
-    try:
-        getattr(sinpe, name)
-    except BaseException as error:
-        failed.append((name, repr(error)))
-threads = [threading.Thread(target=look_up, args=(name,)) for name in names]
-[t.start() for t in threads]
-[t.join(500) for t in threads]
-assert not failed and not any(t.is_alive() for t in threads), failed
-"""
-
-
-def test_concurrent_first_lookup_of_all_names() -> None:
-    forked(NAMES, library_environment())
