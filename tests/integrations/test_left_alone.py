@@ -61,6 +61,7 @@ FORWARDS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a step": (step, {"step": 0}, STATE),
     "a step in training": (storing(lambda m, x: setattr(m, "n", m.n + m.training)), {"n": 0}, STATE),
     "the longest so far": (storing(lambda m, x: setattr(m, "most", max(m.most, len(x[0])))), {"most": 5}, STATE),
+    "its last x": (storing(lambda m, x: setattr(m, "last", x)), {}, STATE),
     "its rows written to": (storing(lambda m, x: m.pe.mul_(0.5)), {}, STATE),
     "a step in a buffer": (storing(lambda m, x: m.calls.add_(1)), {"calls": torch.zeros(1)}, f"`calls`.*{MAY_DEPEND}"),
     "a list": (storing(lambda m, x: m.seen.append(1)), {"seen": []}, f"`seen`.*{MAY_DEPEND}"),
