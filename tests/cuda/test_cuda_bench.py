@@ -11,7 +11,8 @@ from children import REPOSITORY, execute
 from benchmarks import cases, machine, one_row, report, rows, run, timing
 from benchmarks.cases import Calls, Place, Row
 
-ROWS = [row for row in rows.ROWS if row.device == "cuda"]
+# timesteps_many: as timesteps, of more
+ROWS = [row for row in rows.ROWS if row.device == "cuda" and not row.name.startswith("cuda_timesteps_many")]
 SMALL = Place(torch.device("cpu"), 2**14)
 
 

@@ -98,9 +98,7 @@ def test_tensor_on_another_device_is_rejected(name: str, operand: str, device: t
     assert str(e.value).startswith(operand) or (operand == "grad" and str(e.value).startswith("x"))  # row_dots
 
 
-Change = Any
 twice: Callable[[Tensor], Tensor] = lambda t: t.repeat(*[1] * (t.dim() - 1), 2)  # noqa: E731
-
 strided: Callable[[Tensor], Tensor] = lambda t: twice(t)[..., ::2]  # noqa: E731
 first: Callable[[Tensor], Tensor] = lambda t: t[0]  # noqa: E731
 GRID_OUT, BACKWARD = "add_out grid", "embed_backward"
@@ -108,7 +106,6 @@ ERRORS: list[tuple[str, str, Any, str]] = [  # operator, arguments, their invali
     ("add", "plan", Tensor.int, "plan: unsupported dtype, got Int$"),
     ("table", "plan", Tensor.double, "plan: expected int64 words, got Double$"),
     ("encode", "plan", strided, "plan: expected contiguous words, got strides; "),
-    ("add", "plan", lambda t: t[:0], "plan: "),
     ("add", "x", Tensor.long, "x: expected a floating-point type, got Long$"),
     ("dropout", "x", Tensor.int, "x: unsupported dtype, got Int$"),
     ("add", "x", lambda t: t[0, 0], "x: expected 2 to 16 dimensions, got 1$"),
@@ -123,8 +120,6 @@ ERRORS: list[tuple[str, str, Any, str]] = [  # operator, arguments, their invali
     ("table", "length", -1, "length: expected 0 or more, got -1$"),
     ("table", "dim", 0, "dim: expected "),
     ("encode", "dtype", torch.int64, "dtype: expected a floating-point type, got Long$"),
-    (GRID_OUT, "plan", Tensor.double, "plan: expected int64 words, got Double$"),
-    (GRID_OUT, "plan", strided, "plan: expected contiguous words, .* pass plan"),
     (GRID_OUT, "plan", lambda t: t[:0], "plan: expected a packed plan tensor, got none$"),
     (GRID_OUT, "axis_rows", Tensor.double, "axis_rows: .* row of Float, got 1 dimensions of Double$"),
     (GRID_OUT, "x out", Tensor.double, "axis_rows: .* row of Double, got 1 dimensions of Float$"),
@@ -147,7 +142,6 @@ ERRORS: list[tuple[str, str, Any, str]] = [  # operator, arguments, their invali
     ("dropout", "drop_threshold", -1, "drop_threshold: expected 0 to 65536, got -1$"),
     ("embed", "drop_threshold", 65537, "drop_threshold: expected 0 to 65536, got 65537$"),
     ("add", "rng_offsets", [0, 1, 2], r"rng_offsets: expected 4 integers \(.*\), got 3$"),
-    (BACKWARD, "rng_offsets", [0] * 5, r"rng_offsets: expected 4 integers \(.*\), got 5$"),
     ("row_dots", "angular_frequencies", twice, rf"angular_frequencies: .* shape \({D},\), got {2 * D} of Double$"),
     ("row_dots", "angular_frequencies", Tensor.float, f"angular_frequencies: .* float64 .*, got {D} of Float$"),
     ("embed", "ids", Tensor.double, "ids: expected int64, got Double$"),
@@ -181,7 +175,7 @@ def no_plan(words: Tensor) -> Tensor:
     return words
 
 
-NO_ROWS: dict[str, tuple[dict[str, Change], str]] = {  # the CPU raises, CUDA gives rows of NaN
+NO_ROWS: dict[str, tuple[dict[str, Any], str]] = {  # the CPU raises, CUDA gives rows of NaN
     "no plan": ({"plan": no_plan}, "plan: not a frequency plan"),
     "another dim": ({"plan": lambda t: pack_plan(sinpe.convention("fairseq", 2 * D)).to(t.device)}, "plan"),
 }
@@ -199,7 +193,7 @@ def test_invalid_plan(name: str, case: Any, device: torch.device) -> None:
         assert call(name, device, **changed).isnan().all()
 
 
-NO_GRID: dict[str, tuple[dict[str, Change], str]] = {  # the CPU raises, CUDA gives NaN
+NO_GRID: dict[str, tuple[dict[str, Any], str]] = {  # the CPU raises, CUDA gives NaN
     "no grid": ({"plan": no_plan}, "plan: expected a packed grid tensor for 24 values of axis_rows, got another; pass"),
     "a plan": ({"plan": lambda t: pack_plan(sinpe.Encoding(D)).to(t.device)}, "plan: expected a packed grid tensor"),
     "fewer values": ({"axis_rows": lambda t: t[1:]}, "plan: expected a packed grid tensor for 23 values"),

@@ -67,27 +67,6 @@ def test_fake_kernels_keep_the_device(mode: FakeTensorMode) -> None:
     assert results["add"].stride() == x.stride()  # channels first, as x
 
 
-MIXED: dict[str, Callable[[Tensor], Any]] = {
-    "positions": lambda x: sinpe.add(x, positions=torch.arange(S)),
-    "start": lambda x: sinpe.add(x, start=torch.tensor(1)),
-    "padding_mask": lambda x: sinpe.add(x, padding_mask=torch.zeros(S, dtype=torch.bool)),
-    "alpha": lambda x: sinpe.add(x, alpha=torch.ones(1)),
-    "out": lambda x: sinpe.add(x, out=torch.empty(B, S, D)),
-    "ids": lambda x: sinpe.embed(torch.zeros(B, S, dtype=torch.long), torch.empty(V, D, device=x.device)),
-}
-
-
-@pytest.mark.bad_input(15, "CUDA")
-@pytest.mark.parametrize("place", ["cuda:0", "meta"])
-@pytest.mark.parametrize("name", MIXED)
-def test_tensors_of_another_device(name: str, place: str, mode: FakeTensorMode) -> None:
-    of = "weight" if name == "ids" else "x"
-    with pytest.raises(RuntimeError) as caught:
-        MIXED[name](torch.empty(B, S, D, device=place))
-    want = f"{name}: expected the device of {of}, {place}, got cpu; move it with {name}.to({of}.device)"
-    assert str(caught.value) == want
-
-
 class OperatorsAndDevices(TorchDispatchMode):
     """Records the operators that run, and the devices of their tensors."""
 

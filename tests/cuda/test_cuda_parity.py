@@ -50,16 +50,16 @@ P = 0.3
 def test_table(name: str, device: torch.device) -> None:
     encoding = CONVENTIONS[name].replace(start=0)
     for dtype in dtypes(device):
-        for start in STARTS:
+        for start in STARTS if device.type == "cuda" else STARTS[:3]:
             same_rows(device, lambda d: sinpe.table(67, encoding, start=start, dtype=dtype, device=d))  # noqa: B023
 
 
-def test_table_of_many_rows_and_closest_to_zero(device: torch.device) -> None:
+def test_table_of_many_rows_and_closest_to_zero(cuda: torch.device) -> None:
     """Where a rotation or a short phase would be many ULP off."""
     for dtype in (torch.float32, torch.bfloat16):
-        same_rows(device, lambda d: sinpe.table(100_000, 34, dtype=dtype, device=d))  # noqa: B023
+        same_rows(cuda, lambda d: sinpe.table(100_000, 34, dtype=dtype, device=d))  # noqa: B023
     for dim, position, _ in CLOSEST:
-        same_rows(device, lambda d: sinpe.table(5, dim, start=position - 2, device=d))  # noqa: B023
+        same_rows(cuda, lambda d: sinpe.table(5, dim, start=position - 2, device=d))  # noqa: B023
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -157,7 +157,7 @@ def sums(x: Tensor, named: dict[str, Any], layout: str, **more: Any) -> Run:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_add(form: str, device: torch.device) -> None:
-    widths = (1, 7, 8, 64, 66, 130) if device.type == "cuda" else (7, 66)
+    widths = (1, 7, 8, 64, 66, 130) if device.type == "cuda" else (7,)
     for dtype in dtypes(device):
         for width in widths:
             x = randn(3, S, width, dtype=dtype)
@@ -233,28 +233,28 @@ def test_add_into(device: torch.device) -> None:
                     assert_sums(device, given, want, 40.0)
 
 
-def test_any_seq_dim_and_channel_dim(device: torch.device) -> None:
+def test_any_seq_dim_and_channel_dim(cuda: torch.device) -> None:
     x = randn(4, 5, 6, 7)
     for seq, channel in [(seq, channel) for seq in range(4) for channel in range(4) if seq != channel]:
         named = {"seq_dim": seq, "channel_dim": channel, "dropout": P, "seed": 3}
-        same_sums(device, lambda d: sinpe.add(x.to(d), **named), 10.0)  # noqa: B023
+        same_sums(cuda, lambda d: sinpe.add(x.to(d), **named), 10.0)  # noqa: B023
 
 
 @pytest.mark.bad_input(10, "CUDA")
 @pytest.mark.parametrize("shape", [(100_000, 2, 8), (70_000, 1, 3), (1, 100_000, 34), (2, 65_537, 5)], ids=str)
-def test_many_rows_and_samples(shape: tuple[int, ...], device: torch.device) -> None:
+def test_many_rows_and_samples(shape: tuple[int, ...], cuda: torch.device) -> None:
     """More than a dimension of a CUDA grid can hold."""
     x = randn(*shape, dtype=torch.bfloat16)
     for named in ({}, {"start": torch.arange(shape[0])}):
-        same_sums(device, sums(x, named, "plain", dropout=P, seed=1), 12.0)
+        same_sums(cuda, sums(x, named, "plain", dropout=P, seed=1), 12.0)
 
 
 @pytest.mark.bad_input(9, "CUDA")
-@pytest.mark.parametrize("shape", [(0, 3, 8), (2, 0, 8), (0, 0, 8)], ids=str)
-def test_empty_tensors(shape: tuple[int, ...], device: torch.device) -> None:
-    assert sinpe.add(torch.empty(shape, device=device), 8, dropout=P).shape == shape
-    assert sinpe.table(0, 8, device=device).shape == (0, 8)
-    assert sinpe.encode(torch.empty(0, 2, device=device), 8).shape == (0, 2, 8)
+def test_empty_tensors(cuda: torch.device) -> None:
+    for shape in ((0, 3, 8), (2, 0, 8), (0, 0, 8)):
+        assert sinpe.add(torch.empty(shape, device=cuda), 8, dropout=P).shape == shape
+    assert sinpe.table(0, 8, device=cuda).shape == (0, 8)
+    assert sinpe.encode(torch.empty(0, 2, device=cuda), 8).shape == (0, 2, 8)
 
 
 def test_dropout_masks_are_equal_on_all_devices(device: torch.device) -> None:
@@ -281,7 +281,7 @@ def test_embed(name: str, device: torch.device) -> None:
     """Forward, and the gradient of weight: a tree sum of its tokens, bitwise equal to the CPU's."""
     ids = torch.randint(0, 23, (3, S), generator=torch.Generator().manual_seed(4))
     for dtype in dtypes(device):
-        for width in (1, 7, 64, 130):
+        for width in (1, 7, 64, 130) if device.type == "cuda" else (7,):
             weight, grad = randn(23, width, dtype=dtype), randn(3, S, width, dtype=dtype, seed=5)
             for drop in (0.0, P):
 

@@ -207,7 +207,7 @@ def test_backward_is_deterministic(cuda: torch.device) -> None:
     torch.use_deterministic_algorithms(True)
     try:
         assert torch.equal(run(), want)
-        for name in ("with_gradients", "embedded", "add"):
+        for name in ("gradients", "gradient of an embedding", "add"):
             case = prepared(name, cuda)
             assert equal(case(), case())
     finally:
@@ -250,12 +250,8 @@ def test_torch_compile(mode: str, cuda: torch.device) -> None:
 def test_modules_on_the_device(cuda: torch.device) -> None:
     layer = sinpe.SinusoidalPositionalEncoding(D, 0.0, learned_alpha=True).to("cuda")
     x = randn(B, S, D)
-    got = layer(x.to(cuda))
-    assert_sums(cuda, got.detach(), layer.cpu()(x).detach(), 8.0)
-    step = sinpe.SinusoidalPositionalEncoding(D).eval().to(cuda)
-    one = randn(1, 1, D)
-    for start in (0, 7, 4095):
-        assert_sums(cuda, step(one.to(cuda), start=start), step(one, start=start), 8.0)
+    got = layer(x.to(cuda), start=4095)
+    assert_sums(cuda, got.detach(), layer.cpu()(x, start=4095).detach(), 8.0)
     assert_rows(cuda, sinpe.table(5, D, device="cuda"), sinpe.table(5, D))
     with torch.device("cuda"):
         assert sinpe.table(5, D).is_cuda

@@ -46,11 +46,7 @@ A_LOOKUP = "a lookup of a stored table gains nothing"
 FORWARDS: dict[str, tuple[Any, dict[str, Any], str]] = {
     # what the forward does with x: (forward, what the module holds, reason)
     "from the second row": (lambda m, x: x + rows(m, x, 1), {}, NO_SUM),
-    "the last rows": (lambda m, x: x + m.pe[:, -x.size(1) :], {}, NO_SUM),
     "times the rows": (lambda m, x: x * rows(m, x), {}, NO_SUM),
-    "layer norm of x": (lambda m, x: F.layer_norm(x, (DIM,)) + rows(m, x), {}, NO_SUM),
-    "by the batch's size": (lambda m, x: x + rows(m, x) * x.size(0), {}, DIFFERS),
-    "x by its deviation": (lambda m, x: x * x.std() + rows(m, x), {}, DIFFERS),
     "no row where x is zero": (lambda m, x: x + rows(m, x) * (x[..., :1] != 0), {}, DIFFERS),
     "clamped at 3000": (lambda m, x: (x + rows(m, x)).clamp(-3000, 3000), {}, DIFFERS),
     "NaN replaced": (lambda m, x: x.where(~x.isnan(), 0) + rows(m, x), {}, DIFFERS),
@@ -60,7 +56,6 @@ FORWARDS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "cut at eight": (lambda m, x: x + torch.cat([rows(m, x[:, :8]), rows(m, x[:, 8:])], 1), {}, DIFFERS),
     "always float64": (lambda m, x: (x + rows(m, x)).double(), {}, f"{DIFFERS} in the dtype"),
     "a sum of everything": (lambda m, x: (x + rows(m, x)).sum(1), {}, "returns something else"),
-    "two results": (lambda m, x: (x + rows(m, x), x), {}, "returns something else"),
     "broken": (lambda m, x: x + undefined, {}, "failed: NameError"),  # noqa: F821
     "in place": (lambda m, x: x.add_(rows(m, x)), {}, "writes to its argument in place"),
     "a step": (step, {"step": 0}, STATE),
@@ -71,20 +66,15 @@ FORWARDS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a step in a buffer": (storing(lambda m, x: m.calls.add_(1)), {"calls": torch.zeros(1)}, f"`calls`.*{MAY_DEPEND}"),
     "a list": (storing(lambda m, x: m.seen.append(1)), {"seen": []}, f"`seen`.*{MAY_DEPEND}"),
     "a dictionary": (lambda m, x: x + rows(m, x, m.at["at"]), {"at": {"at": 0}}, f"`at`.*{MAY_DEPEND}"),
-    "a configuration": (lambda m, x: m.c.w * x + rows(m, x), {"c": types.SimpleNamespace(w=1.0)}, f"`c`.*{MAY_DEPEND}"),
     "a layer": (lambda m, x: m.proj(x) + rows(m, x), {"proj": nn.Linear(DIM, DIM)}, r"`proj` \(Linear\), too"),
     "a factor in a buffer": (lambda m, x: x * m.w + rows(m, x), {"w": torch.tensor(4.0)}, f"`w`.*{MAY_DEPEND}"),
-    "a bias of zeros": (lambda m, x: x + rows(m, x) + m.b, {"b": torch.zeros(DIM)}, f"`b`.*{MAY_DEPEND}"),
     "a clamped factor": (lambda m, x: x + m.a.clamp(0, 1) * rows(m, x), {"a": factor(0.5)}, NO_SUM),
-    "a factor clamped at 1": (lambda m, x: x + m.a.clamp(max=1) * rows(m, x), {"a": factor(0.5)}, NO_SUM),
     "a factor of both": (lambda m, x: m.a * (x + rows(m, x)), {"a": factor(0.75, trained=False)}, NO_SUM),
     "an unused factor": (lambda m, x: x + rows(m, x), {"gain": factor(1.0)}, NO_SUM),
     "scaled in training": (lambda m, x: m.dropout(x * (1 + m.training) + rows(m, x)), {}, TRAINING),
     "dropout of the rows": (lambda m, x: x + m.dropout(rows(m, x)), {}, TRAINING),
-    "dropout twice": (lambda m, x: m.dropout(m.dropout(x) + rows(m, x)), {}, TRAINING),
     "dropout by a function": (lambda m, x: F.dropout(x + rows(m, x), 0.1, m.training), NONE, TRAINING),
     "float32 in training": (lambda m, x: (x + rows(m, x)).to(torch.float32 if m.training else x.dtype), NONE, TRAINING),
-    "cut in training": (lambda m, x: m.dropout((x + rows(m, x))[:, : 40 if m.training else None]), {}, TRAINING),
     "a detached x": (lambda m, x: x.detach() + rows(m, x), NONE, f"{GRADIENTS} where one is detached"),
     "a detached factor": (lambda m, x: x + m.a.detach() * rows(m, x), {"a": factor(0.5)} | NONE, GRADIENTS),
     "a smaller gradient": (lambda m, x: x * 0.25 + x.detach() * 0.75 + rows(m, x), NONE, GRADIENTS),
@@ -123,29 +113,14 @@ class Gives(nn.Module):
         return rows(self, x)
 
 
-class Whisper(nn.Module):
-    """Like Whisper's encoder: an nn.Embedding that holds t2t."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(8, DIM, 3, padding=1)
-        self.embed_positions = nn.Embedding.from_pretrained(halves())
-
-    def forward(self, features: Tensor) -> Tensor:
-        x = self.conv(features).mT
-        return x + self.embed_positions(torch.arange(x.shape[1]))
-
-
 class Tokens(nn.Module):
     """Like fairseq's SinusoidalPositionalEmbedding."""
 
-    def __init__(self, padding_idx: int | None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        table = halves()
-        if padding_idx is not None:
-            table[padding_idx] = 0
-        self.padding_idx = padding_idx or 0
-        self.register_buffer("weights", table, persistent=False)
+        self.padding_idx = 0
+        self.register_buffer("weights", halves(), persistent=False)
+        self.weights[0] = 0
 
     def forward(self, input: Tensor, incremental_state: Any = None, timestep: Tensor | None = None) -> Tensor:
         there = input.ne(self.padding_idx).int()
@@ -201,8 +176,10 @@ class Flips(Scales):
         return super().forward(x, pos).flip(-1) if flip else super().forward(x, pos)
 
 
-def with_buffer(module: nn.Module) -> nn.Module:
-    module.register_buffer("by", torch.zeros(1))
+def holding(module: nn.Module | None = None, **tensors: Tensor) -> nn.Module:
+    module = module or nn.Module()
+    for name, tensor in tensors.items():
+        module.register_buffer(name, tensor)
     return module
 
 
@@ -228,10 +205,6 @@ class SinusoidalTable(nn.Module):
         return x + self.pe[: x.size(1)]
 
 
-def grid(name: str) -> nn.Module:
-    return SinusoidalTable(sinpe.table((12, 12), sinpe.convention(name, 32), flatten=True)[None])
-
-
 def parametrised() -> nn.Module:
     module = nn.Embedding.from_pretrained(naive())
     nn.utils.parametrize.register_parametrization(module, "weight", nn.Identity())
@@ -241,10 +214,8 @@ def parametrised() -> nn.Module:
 MODULES: dict[str, tuple[Callable[[], nn.Module], str, str, str]] = {
     # (module, the name in it of the one that is reported, the convention, the reason)
     "frozen embedding": (lambda: nn.Embedding.from_pretrained(naive()), "", "paper", A_LOOKUP),
-    "Whisper": (Whisper, "embed_positions", "t2t", f"^`weight` holds t2t, 60 rows; {A_LOOKUP}"),
     "trained embedding": (lambda: nn.Embedding.from_pretrained(naive(), False), "", "paper", "trained .*freeze it"),
-    "fairseq": (lambda: Tokens(None), "", "t2t", f"^`weights` holds t2t, 60 rows; .*{A_LOOKUP}"),
-    "fairseq, padding": (lambda: Tokens(0), "", "t2t", A_LOOKUP),
+    "fairseq": (Tokens, "", "t2t", f"^`weights` holds t2t, 60 rows; .*{A_LOOKUP}"),
     "rows for the length": (Gives, "", "paper", A_LOOKUP),
     "a start": (Offset, "", "paper", "forward takes x, start"),
     "a dictionary of the class": (Configured, "", "paper", "`config`"),
@@ -253,13 +224,14 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], str, str, str]] = {
     "short": (lambda: SinusoidalTable(naive(4)), "", "paper", "too short"),
     "noise": (lambda: SinusoidalTable(noise(ROWS, DIM)), "", "", "no convention that identify knows"),
     "two grids and a layer": (Autoencoder, "", "mae2d", r"^`a` holds mae2d, 37 rows; .*`patches`.*; `b` holds mae2d"),
-    **{of: (lambda of=of: grid(of), "", of, "grids are not replaced") for of in ("hf2d", "timm2d", "t2t2d")},
+    "a grid": (lambda: SinusoidalTable(sinpe.table((12, 12), sinpe.convention("hf2d", 32), flatten=True)[None]),
+               "", "hf2d", "grids are not replaced"),
     "parametrised": (parametrised, "parametrizations.weight", "paper", "takes nothing"),
     "clamped": (lambda: Around(before=lambda m, t: t.clamp(max=1000)), "", "", DIFFERS),
     "other in training": (lambda: Around(after=lambda m, rows: rows * (1.0 + m.training)), "", "", TRAINING),
     "counting": (lambda: Around(after=count), "", "", STATE),
     "a further attribute": (Extra, "", "", "`shift` .*, too"),
-    "a further tensor": (lambda: with_buffer(Sinusoids()), "", "", "looks sinusoidal by its name"),
+    "a further tensor": (lambda: holding(Sinusoids(), by=torch.zeros(1)), "", "", "looks sinusoidal by its name"),
     "table on meta": (lambda: on_meta(BatchFirst), "", "", "meta device"),
     "frequencies on meta": (lambda: on_meta(Scales), "", "", "meta device"),
     "forward of the instance": (lambda: hooked(BatchFirst()), "", "paper", "replaced in the instance"),
@@ -307,15 +279,6 @@ def test_trials_do_not_modify_what_a_module_refers_to() -> None:
     assert float(module.alpha.detach()) == 1.0 and module.alpha._version == 0 and module.config.calls == 0
 
 
-class Holds(nn.Module):
-    """Tensors that are not added to anything."""
-
-    def __init__(self, **tensors: Tensor) -> None:
-        super().__init__()
-        for name, tensor in tensors.items():
-            self.register_buffer(name, tensor)
-
-
 def test_other_modules_are_not_reported() -> None:
     angle = torch.arange(64)[:, None] * 10000 ** -(torch.arange(0, 32, 2) / 32)
     for model in (
@@ -324,8 +287,8 @@ def test_other_modules_are_not_reported() -> None:
         nn.LazyLinear(3),
         Flips(),
         nn.Embedding.from_pretrained(torch.randn(ROWS, DIM, generator=torch.Generator().manual_seed(1))),
-        Holds(c=angle.cos(), s=angle.sin()),  # the halves of a rotary encoding
-        Holds(w=torch.randn(8, generator=torch.Generator().manual_seed(1)) * 16),  # random frequencies
+        holding(c=angle.cos(), s=angle.sin()),  # the halves of a rotary encoding
+        holding(w=torch.randn(8, generator=torch.Generator().manual_seed(1)) * 16),  # random frequencies
     ):
         for tensor in model.parameters():
             if not isinstance(tensor, nn.UninitializedParameter):
@@ -340,7 +303,7 @@ def test_other_modules_are_not_reported() -> None:
 def tables() -> list[tuple[str, Tensor]]:
     pairs = []
     for name in sinpe.conventions():
-        for dim in (16, 17, 30, 64, 252):
+        for dim in (16, 17, 30, 252):
             try:
                 encoding = sinpe.convention(name, dim)
             except ValueError:
@@ -355,7 +318,7 @@ def tables() -> list[tuple[str, Tensor]]:
     return pairs
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_convention_passes_the_check_of_values(dtype: torch.dtype) -> None:
     """All tables that identify knows must reach it: with padding rows, a class token, a factor, in 16 bits."""
     for name, table in tables():
@@ -373,10 +336,10 @@ def test_learned_weights_fail_the_check_of_values() -> None:
     generator = torch.Generator().manual_seed(5)
     passed = 0
     for shape in [(16, 16), (64, 16), (64, 64), (256, 64), (768, 256), (256, 768), (30, 100), (3, 3), (64, 8, 3, 3)]:
-        for _ in range(20):
+        for _ in range(5):
             for weight in (torch.randn(shape, generator=generator), torch.rand(shape, generator=generator) - 0.5):
                 passed += may_be_table(nn.Parameter(weight)) + may_be_table(nn.Parameter(weight).mT)
-    assert passed <= 7  # of 720
+    assert passed <= 2  # of 180
     ones = torch.ones(64, 64)
     for trivial in (torch.zeros(64, 32), ones, torch.eye(64), ones.tril(), -ones.triu() / 0):
         assert not may_be_table(trivial)

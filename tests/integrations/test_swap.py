@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import pickle
 import sys
@@ -203,16 +202,16 @@ def test_checkpoints_copies_and_hooks_stay_valid(case: Case) -> None:
 def test_compiled(name: str) -> None:
     _, new, _ = old_and_new(name)
     torch.compiler.reset()
-    compiled = torch.compile(new, fullgraph=True, backend="aot_eager")
-    for args, named, _ in CASES[name].calls[:2]:
-        assert torch.equal(compiled(*args, **named), new(*args, **named))
+    compiled = torch.compile(new, fullgraph=True, backend="eager")
+    args, named, _ = CASES[name].calls[0]
+    assert torch.equal(compiled(*args, **named), new(*args, **named))
 
 
 def test_any_length_and_any_factor() -> None:
     _, new, _ = old_and_new("batch first")
     x = noise(2, 3 * ROWS, DIM)
     assert torch.equal(new(x), sinpe.add(x))
-    for scale in (3.3, -0.5, 2**-0.5, 1000.0):  # found by least squares, not in a list
+    for scale in (-0.5, 1000.0):  # found by least squares, not in a list
         module = Odd(lambda m, x, scale=scale: scale * x + rows(m, x)).eval()
         (entry,) = swap(module, strict=True)
         assert torch.equal(module(x[:, :9]), sinpe.add(x[:, :9], scale=scale))
@@ -244,7 +243,6 @@ def test_dropout_of_the_module(name: str) -> None:
 
 
 def test_hooks_of_the_dropout_run() -> None:
-    """Of a dropout with a hook of any kind, the module itself is called."""
     _, new, _ = old_and_new("batch first")
     seen: list[str] = []
     new.dropout.register_full_backward_hook(lambda *_: seen.append("backward"))
@@ -252,31 +250,23 @@ def test_hooks_of_the_dropout_run() -> None:
     assert seen == ["backward"]
 
 
-@pytest.mark.parametrize("name", ["learned", "x-transformers"])
+@pytest.mark.parametrize("name", ["learned", "x-transformers", "lucidrains"])
 def test_gradients(name: str) -> None:
     old, new, _ = old_and_new(name)
-    x = noise(2, 9, DIM)
+    x = times(1.0, 2.0) if name == "lucidrains" else noise(2, 9, DIM)
     gradients = []
     for module in (old, new):
         leaf = x.clone().requires_grad_()
-        module(leaf).square().sum().backward()
+        module(leaf).square()[..., :3].sum().backward()  # of all, sin^2 + cos^2 is constant
         gradients.append((leaf.grad, *(p.grad for p in module.parameters())))
     pairs = [(a, b) for a, b in zip(*gradients, strict=True) if a is not None]
     assert [g is None for g in gradients[0]] == [g is None for g in gradients[1]] and pairs
-    for before, after in pairs:  # sums of up to 288 products of numbers below 8
-        assert apart(before, after) <= 288 * 8 * limit()
+    for before, after in pairs:  # sums of up to 54 products of numbers below 8
+        assert apart(before, after) <= 54 * 8 * limit() and bool(after.any())
 
 
-def test_gradient_of_timesteps() -> None:
-    t = times(1.0, 2.0).requires_grad_()
-    old, new, _ = old_and_new("lucidrains")
-    of_old, of_new = (torch.autograd.grad(module(t).square()[:, :3].sum(), t)[0] for module in (old, new))
-    assert apart(of_old, of_new) <= 16 * limit() and bool(of_new.any())
-
-
-@pytest.mark.parametrize("angle", ["float32", "float32_exp"])
-def test_float32_angle_keeps_the_naive_roundings(angle: str) -> None:
-    for name in ("batch first", "channels first"):
+def test_float32_angle_keeps_the_naive_roundings() -> None:
+    for name, angle in (("batch first", "float32"), ("channels first", "float32_exp")):
         old, new, entry = old_and_new(name, angle=angle)
         ((x,), _, _) = CASES[name].calls[2]
         assert entry.difference == 0.0 and torch.equal(old(x), new(x))
@@ -375,15 +365,11 @@ def test_report() -> None:
     assert "swap" in dir(sinpe.integrations) and sinpe.integrations.swap is swap
 
 
-@functools.cache
-def traced() -> Any:
-    return torch.jit.trace(BatchFirst(0.0).eval(), torch.zeros(2, 5, DIM))
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_script_modules() -> None:
     """They are skipped, and a swapped module is not scripted."""
-    (entry,) = swap(nn.Sequential(traced(), BatchFirst()), strict=True)
+    traced: Any = torch.jit.trace(BatchFirst(0.0).eval(), torch.zeros(2, 5, DIM))
+    (entry,) = swap(nn.Sequential(traced, BatchFirst()), strict=True)
     assert entry.name == "1" and entry.swapped
     with pytest.raises(NotImplementedError, match=r"torch\.export"):
         torch.jit.script(old_and_new("batch first")[1])

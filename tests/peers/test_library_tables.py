@@ -443,12 +443,15 @@ def rejected(error: type[Exception], theirs: Callable[[], Any], name: str, dim: 
 
 
 POS_EMBED, SINCOS = "monai.networks.blocks.pos_embed_utils", "build_sincos_position_embedding"
+X_TRANSFORMERS, ODD = "x_transformers.x_transformers", "dim: expected an even number"
 REJECTED: list[tuple[str, str, tuple, type[Exception], str, tuple[int, ...], str]] = [
     # module, function, arguments (None: dim), its error, our convention, dims, our message
     (DIFFUSERS, "get_2d_sincos_pos_embed", (None, 4), ValueError, "mae2d", (2, 6, 9), "dim: expected a multiple of"),
     (DIFFUSERS, "get_3d_sincos_pos_embed", (None, 4, 2), ValueError, "cogvideo3d", (8, 24, 18), "dim: expected a mult"),
     (POS_EMBED, SINCOS, (2, None, 2), AssertionError, "monai2d", (6, 7), "multiple of 4 for monai2d"),
     (POS_EMBED, SINCOS, (2, None, 3), AssertionError, "monai3d", (4, 8, 9), "multiple of 6 for monai3d"),
+    (f"{MODELS}.whisper.modeling_whisper", "sinusoids", (3, None), ValueError, "t2t", (7,), ODD),
+    (X_TRANSFORMERS, "ScaledSinusoidalEmbedding", (None,), AssertionError, "paper_concat", (7,), ODD),
 ]
 
 
@@ -459,14 +462,5 @@ def test_rejected_by_both(
     theirs = getattr(peer(module), function)
     for dim in dims:
         given = [dim if argument is None else argument for argument in arguments]
-        rejected(error, lambda given=given: theirs(*given), name, dim, match)
-
-
-def test_odd_widths_rejected_by_whisper(peer: Peer) -> None:
-    theirs = peer(f"{MODELS}.whisper.modeling_whisper").sinusoids
-    rejected(ValueError, lambda: theirs(3, 7), "t2t", 7, "dim: expected an even number", odd="raise")
-
-
-def test_odd_widths_rejected_by_x_transformers(peer: Peer) -> None:
-    kind = peer("x_transformers.x_transformers").ScaledSinusoidalEmbedding
-    rejected(AssertionError, lambda: kind(7), "paper_concat", 7, "dim: expected an even number", odd="raise")
+        fields = {"odd": "raise"} if match == ODD else {}
+        rejected(error, lambda given=given: theirs(*given), name, dim, match, **fields)
