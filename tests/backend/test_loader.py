@@ -175,6 +175,7 @@ MISSING: dict[str, tuple[str, dict[str, str], str, str, str]] = {
     "unwritable cache": ("cpu", {"SINPE_EXT_CACHE_DIR": "{tmp}/file/c"}, "", "{tmp}/file/c", "SINPE_EXT_CACHE_DIR"),
     "open cache": ("cpu", {"SINPE_EXT_CACHE_DIR": "{tmp}/open"}, "", "every user may write", "SINPE_EXT_CACHE_DIR"),
     "no home": ("cpu", NO_HOME, "", "/proc/self/nowhere/.cache/sinpe_ext cannot be used", "SINPE_EXT_CACHE_DIR"),
+    "no user": ("cpu", {"SINPE_EXT_CACHE_DIR": "~nobody-of-that-name"}, "", "no home directory", "SINPE_EXT_CACHE_DIR"),
     "failing compiler": ("cpu", {"CXX": "{tmp}/failing"}, "", "the build failed", "SINPE_EXT_JIT=0"),
     "broken compiler": ("cpu", {"CXX": "{tmp}/broken"}, "", "licence expired", "SINPE_EXT_JIT=0"),
     "CPU torch": ("cuda", {}, torch_is("2.13.0+cpu", cuda=None), "torch 2.13.0+cpu is a CPU build", "a CUDA build"),

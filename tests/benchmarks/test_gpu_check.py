@@ -50,7 +50,7 @@ def gpu_check(folder: Path, *steps: str, status: int = 0, tools: dict[str, str] 
     return results, {name: (out / f"{name}.log").read_text() for name in results}, done.stdout + done.stderr
 
 
-def test_first_steps(tmp_path: Path) -> None:
+def test_steps(tmp_path: Path) -> None:
     results, log, _ = gpu_check(tmp_path, FAILS="test_cuda_runtime", status=1)
     assert " ".join(results) == FIRST and {name for name in results if results[name] != "passed"} == {"tests"}
     with tarfile.open(tmp_path / "gpu_check.tar.gz") as packed:
@@ -65,9 +65,6 @@ def test_first_steps(tmp_path: Path) -> None:
     assert "--kernel-name-base demangled -k regex:sinpe" in log["profile"]
     assert "--tool memcheck --kernel-regex kns=sinpe" in log["memcheck"]
     assert "sanitizer_subset.py --count" in log["smoke"]
-
-
-def test_more_steps(tmp_path: Path) -> None:
     results, log, _ = gpu_check(tmp_path, "more")
     assert " ".join(results) == MORE
     assert "arithmetic single" in log["single"] and "arithmetic single" in log["benchmark_single"]

@@ -133,19 +133,11 @@ def test_error_of_this_library_and_of_the_naive_formula() -> None:
         (lambda: plot.heatmap(E, length=5, start="a"), TypeError, "^start: expected int, got str"),
         (lambda: plot.heatmap(Encoding(8, start=2), length=3, start=2**63 - 1), ValueError, "^start: .* within int64"),
         (lambda: plot.heatmap(E, length=3, start=2**52 - 2), ValueError, r"^start: expected positions within 2\*\*52"),
-        (lambda: plot.heatmap(E, length=3, start=-(2**52) - 1), ValueError, r"^start: expected positions within 2\*\*"),
         (lambda: plot.heatmap(E), TypeError, "^length: expected a number of rows"),
-        (lambda: plot.heatmap(E, length=True), TypeError, "^length: expected int, got bool"),
         (lambda: plot.heatmap(E, length=0), ValueError, "^length: expected 1 or more, got 0"),
         (lambda: plot.heatmap(E, length=2**23 + 1), ValueError, "^length: expected at most 67108864 values .* smaller"),
         (lambda: plot.heatmap([["a"]]), TypeError, "^table: expected real numbers in rows of one length, got list"),
-        (lambda: plot.heatmap([[1, 2], [3]]), TypeError, "^table: expected real numbers in rows of one length"),
         (lambda: plot.heatmap(TABLE + 1j), TypeError, "^table: expected real numbers .* got complex128"),
-        (
-            lambda: plot.heatmap(torch.ones(3, 2) + 1j),
-            TypeError,
-            "^table: expected real numbers .* torch.complex64",
-        ),
         (lambda: plot.heatmap(torch.zeros(3, 2, device="meta")), TypeError, "^table: expected real numbers in rows"),
         (lambda: plot.heatmap(torch.eye(3).to_sparse()), TypeError, "^table: expected real numbers in rows"),
         (lambda: plot.heatmap(np.zeros((2, 3, 4))), ValueError, r"^table: .* \(length, dim\), got shape \(2, 3, 4\)"),
@@ -153,7 +145,6 @@ def test_error_of_this_library_and_of_the_naive_formula() -> None:
         (lambda: plot.curves(E, 5), ValueError, r"^positions: expected a sequence of finite numbers, .* pass \[5, 6"),
         (lambda: plot.curves(E, ["a"]), TypeError, "^positions: expected integers or float32/float64, got <U1"),
         (lambda: plot.curves(E, [2**70]), TypeError, "^positions: expected integers or float32/float64, got object"),
-        (lambda: plot.curves(E, torch.tensor([True])), TypeError, "^positions: expected"),
         (lambda: plot.curves(TABLE, [np.nan]), ValueError, "^positions: expected a sequence of finite numbers"),
         (lambda: plot.curves(TABLE, []), ValueError, "^positions: expected a sequence of finite numbers, one or more"),
         (lambda: plot.curves(TABLE, [6]), IndexError, "^positions: expected whole numbers from 0 to 5"),
@@ -161,7 +152,6 @@ def test_error_of_this_library_and_of_the_naive_formula() -> None:
         (lambda: plot.curves(TABLE, [0], start=1), IndexError, "^positions: expected whole numbers from 1 to 6"),
         (lambda: plot.error(E, [[1, 2], [3, 4]]), ValueError, "^positions: expected a sequence of finite numbers"),
         (lambda: plot.error(E, [0.5, 1.5]), ValueError, "^positions: expected whole numbers .* got 0.5"),
-        (lambda: plot.error(E, [1e30]), ValueError, r"^positions: expected whole numbers .* got 1e\+30"),
         (lambda: plot.error(E, [0]), ValueError, "^positions: expected whole numbers of 1 or more on a logarithmic"),
         (lambda: plot.error(TABLE), TypeError, "^encoding: expected an Encoding, got float64 of shape"),
         (lambda: plot.similarity(GRID, 10), TypeError, "^encoding: expected an Encoding, .* a GridEncoding of 2 axes"),
@@ -175,23 +165,18 @@ def test_bad_arguments_open_no_figure(call: Any, error: type[Exception], words: 
     assert plt.get_fignums() == []
 
 
-def test_matplotlib_missing() -> None:
+def test_needs_matplotlib_and_no_torch() -> None:
     script = """
 import sys
-sys.modules['matplotlib'] = None
-from sinpe_ext import plot
-try: plot.heatmap([[1.0]])
-except ImportError as error: print(error)
-"""
-    assert "pip install matplotlib" in run(script)[0]
-
-
-def test_needs_no_torch() -> None:
-    script = """
-import sys, matplotlib; matplotlib.use('Agg')
 from sinpe_ext import plot
 from sinpe_ext.encodings.encoding import Encoding
+sys.modules['matplotlib'] = None
+try: plot.heatmap([[1.0]])
+except ImportError as error: print(error)
+del sys.modules['matplotlib']
+import matplotlib; matplotlib.use('Agg')
 plot.heatmap(Encoding(8), length=9)
 print('torch' in sys.modules)
 """
-    assert run(script)[0].strip() == "False"
+    said = run(script)[0]
+    assert "pip install matplotlib" in said and said.endswith("\nFalse\n")

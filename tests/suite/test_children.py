@@ -1,12 +1,8 @@
-"""A child that fails or hangs fails the test; the sampled part of a product has each value of each parameter."""
+"""A child that fails or hangs fails the test."""
 
 from __future__ import annotations
 
-from itertools import product
-from types import SimpleNamespace
-
 import pytest
-import tiers
 from children import environment, execute, finish, forked, start, start_forked, until
 
 FAILED = pytest.fail.Exception
@@ -34,11 +30,3 @@ def test_other_failures() -> None:
         forked("", environment(OMP_NUM_THREADS="7"))
 
 
-def test_sample() -> None:
-    values = {"form": ["a", "b", "c", "d", "e"], "dtype": [1, 2, 3], "backend": ["compiled", "eager"]}
-    rows = [dict(zip(values, row, strict=True)) for row in product(*values.values())]
-    items = [SimpleNamespace(callspec=SimpleNamespace(params=row)) for row in rows]
-    chosen = [tuple(rows[at].values()) for at in tiers.sample(items, "values")]
-    assert len(chosen) == 5 and [set(column) for column in zip(*chosen, strict=True)] == [*map(set, values.values())]
-    pairs = [rows[at] for at in tiers.sample(items, "pairs")]
-    assert len(pairs) < 20 and len({(row["form"], row["dtype"]) for row in pairs}) == 15
