@@ -48,8 +48,6 @@ def test_location(variables: dict[str, str], expected: str, monkeypatch: pytest.
     assert jit.cache_path() == Path(expected)
 
 
-
-
 def test_folder_is_private(folder: Path, tmp_path: Path) -> None:
     """Created for the user alone, on demand; a symbolic link is checked by its target."""
     before = os.umask(0)

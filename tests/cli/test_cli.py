@@ -75,7 +75,8 @@ def test_bad_usage(arguments: list[str], words: str, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["export paper 8 -o /nowhere/plan.h", "export paper 8 -o .", "plot -o /nowhere/p.png", "demo --text /no.txt"]
+    "line",
+    ["export paper 8 -o /nowhere/plan.h", "export paper 8 -o .", "plot -o /none/p.png", "demo --text /no.txt"],
 )
 def test_files_that_cannot_be_used(line: str, capsys: Capture) -> None:
     assert status(line.split()) == 1

@@ -10,7 +10,6 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from ulp import same_bits
 

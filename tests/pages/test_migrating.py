@@ -38,10 +38,6 @@ def test_adapter_equals_the_library(heading: str, entry: dict[str, Any], adapter
     assert torch.allclose(got.double(), want.double(), rtol=0, atol=migrating.TOLERANCE)
 
 
-
-
-
-
 def test_every_library_is_recorded_and_listed(text: str, adapters: dict) -> None:
     assert set(adapters) == set(RECORDED)
     contents = text[: text.index("\n## ")]
@@ -56,8 +52,6 @@ def test_every_library_is_recorded_and_listed(text: str, adapters: dict) -> None
             defined = [name for name in library["names"] if name in adapters[heading][1]]
             assert defined and all(library["names"][name] in said for name in defined)
             assert any(name in entry["call"] for name in defined for entry in library["calls"])
-
-
 
 
 def test_dtype_of_x(adapters: dict) -> None:

@@ -28,5 +28,3 @@ def test_other_failures() -> None:
         until(lambda: False, "rain", child=start_forked("print('clouds'); raise SystemExit(3)", environment()))
     with pytest.raises(AssertionError, match="OMP_NUM_THREADS.*use children.run"):
         forked("", environment(OMP_NUM_THREADS="7"))
-
-
