@@ -411,34 +411,6 @@ assert child(right) == 0 and compiled_since() == 0 and child(other) == 0
     execute([*mounted, command, sys.executable, tmp_path / "program.py"], env=env)
 
 
-@needs_compiler
-@pytest.mark.bad_input(26, "compiled", "eager")
-def test_package_removed_in_use(env: dict[str, str], tmp_path: Path) -> None:
-    """As by pip uninstall: loaded parts keep working, others name what is missing."""
-    package = tmp_path / "site" / "sinpe_ext"
-    ignored = shutil.ignore_patterns("*.so", "_build.json", "__py*")
-    shutil.copytree(Path(sinpe_ext.__file__).parent, package, ignore=ignored)
-    shutil.copytree(env["SMALL_SOURCES"], package / "_csrc")
-    code = """
-import pathlib, shutil, sys, torch
-sys.meta_path[:] = [f for f in sys.meta_path if not getattr(f, "__module__", "").startswith("__editable__")]
-import sinpe_ext
-from sinpe_ext.backend import loader, sources, jit
-rows = sinpe_ext.table(4, 6) if loader.use_backend("eager") else None
-shutil.rmtree(pathlib.Path(sinpe_ext.__file__).parent)
-assert torch.equal(sinpe_ext.table(4, 6), rows)
-loader.use_backend("auto")
-backend = loader.resolve("cpu")
-assert backend.backend == "eager" and "the C++ sources are not installed" in backend.reason, backend
-try:
-    sinpe_ext.plot
-except ImportError as error:
-    sys.exit("sinpe_ext.plot" not in str(error))
-sys.exit("no error")
-"""
-    forked(code, {**env, "PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path)
-
-
 # the real library, and one for CUDA
 
 
