@@ -252,9 +252,13 @@ right()
 @needs_compiler
 def test_build_errors(env: dict[str, str], tmp_path: Path) -> None:
     """The reason has the error, not the command, and names an undefined symbol; a full disk is not a failed build."""
-    small = shutil.copytree(env["SMALL_SOURCES"], tmp_path / "sources")
+    (tmp_path / "sources" / "cpu").mkdir(parents=True)
+    source, library = tmp_path / "sources" / "cpu" / "table.cpp", tmp_path / "undefined.so"
+    source.write_text("int missing_name(); int broken = missing_name();")
+    execute([sources.find_compiler()[0], "-shared", "-fPIC", source, "-o", library])
+    source.write_text("int broken = missing_name;")
     code = """
-source = pathlib.Path(os.environ["SMALL_SOURCES"]) / "cpu" / "table.cpp"
+import ctypes
 def full(*arguments):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 def filled():
@@ -268,17 +272,17 @@ def limited():
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     eager("File too large")
 assert [child(filled), child(limited), child(right)] == [0, 0, 0]
+shutil.rmtree(library().parent)
 cpp_extension.load = compile_really
-source.write_text("int broken = missing_name;")
 def reason():
     eager("the build failed", "missing_name", "FAILED: ")
     assert not {"-fPIC", "-std="} & set(loader.resolve("cpu").reason.split()), loader.resolve("cpu")
 assert child(reason) == 0
-source.unlink()
-assert child(lambda: eager("the build failed", "undefined symbol", "sinpe_number")) == 0
+cpp_extension.load = lambda *arguments, **options: ctypes.CDLL(os.environ["UNDEFINED"])  # as torch's own
+assert child(lambda: eager("the build failed", "undefined symbol", "missing_name")) == 0
 assert not list(cache.glob("*.build-*"))
 """
-    forked(DRIVER + code, {**env, "SMALL_SOURCES": str(small)})
+    forked(DRIVER + code, {**env, "SMALL_SOURCES": str(tmp_path / "sources"), "UNDEFINED": str(library)})
 
 
 @pytest.mark.builds
