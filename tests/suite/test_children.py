@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from children import environment, execute, finish, forked, start, start_forked, until
+from children import environment, finish, start, start_forked, until
 
 FAILED = pytest.fail.Exception
 
@@ -19,12 +19,3 @@ def test_status_and_hang(begin) -> None:
     with pytest.raises(FAILED, match=r"(?s)no end within 0.1 s: .*waits"):
         finish(child, 0.1)
     assert child.poll() == -9
-
-
-def test_other_failures() -> None:
-    with pytest.raises(FAILED, match="status 2 instead of 0"):
-        execute(["sh", "-c", "exit 2"])
-    with pytest.raises(FAILED, match=r"(?s)status 3 before rain: .*clouds"):
-        until(lambda: False, "rain", child=start_forked("print('clouds'); raise SystemExit(3)", environment()))
-    with pytest.raises(AssertionError, match="OMP_NUM_THREADS.*use children.run"):
-        forked("", environment(OMP_NUM_THREADS="7"))
