@@ -74,8 +74,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # contents
 
 
-def test_contents(wheel: Path, project: Path, tmp_path: Path) -> None:
-    """Of the wheel, with the sources for the JIT, and of the sdist, whose wheel has the same bytes."""
+def test_contents_of_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    """With the sources for the JIT."""
     assert wheel_contents.problems(wheel) == [] and wheel.name == f"sinpe_ext-{__version__}-py3-none-any.whl"
     manifest, archive = manifest_of(wheel.parent)
     assert "SINPE_EXT_BUILD=none" in manifest["reason"]
@@ -86,6 +86,11 @@ def test_contents(wheel: Path, project: Path, tmp_path: Path) -> None:
         assert sources.source_hash(target, root) == sources.source_hash(target, REPOSITORY / "csrc")
     with pytest.raises(BuildUnavailable, match="SINPE_EXT_BUILD=none"):
         loader._load_prebuilt("cpu", tmp_path / "site" / "sinpe_ext")
+
+
+@pytest.mark.builds
+def test_contents_of_the_sdist(wheel: Path, project: Path, tmp_path: Path) -> None:
+    """Its wheel has the same bytes."""
     build("build_sdist", project, tmp_path / "sdist", **EPOCH)
     (sdist,) = (tmp_path / "sdist").iterdir()
     assert sdist.name == f"sinpe_ext-{__version__}.tar.gz"
