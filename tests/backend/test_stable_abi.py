@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from itertools import product
 
 import pytest
 import torch
 from children import REPOSITORY, execute
-from torch import Tensor
+from public_calls import MAKERS, Form
 
-import sinpe_ext as sinpe
 from sinpe_ext.backend import loader
 
 # Packages with a library built with another torch; named by noxfile.py.
@@ -27,32 +27,16 @@ print(backend.build["torch"], test_stable_abi.digest())
 """
 
 
-def results() -> list[Tensor]:
-    """A result of each operator and each backward pass."""
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(2, 9, 12, generator=generator).requires_grad_()
-    weight = torch.randn(7, 12, generator=generator).requires_grad_()
-    alpha = torch.tensor([0.7], requires_grad=True)
-    positions = torch.linspace(0, 1e6, 9).requires_grad_()
-    ids = torch.arange(18).reshape(2, 9) % 7
-    grid = sinpe.convention("mae2d", 12)
-    values = [sinpe.table(300, 12, start=-100, dtype=dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
-    values += [
-        sinpe.encode(positions, 12),
-        sinpe.add(x, positions=positions, scale=1.3, alpha=alpha, dropout=0.3, seed=5),
-        sinpe.add_(x.detach().clone(), "t2t", start=2**40),
-        sinpe.embed(ids, weight, scale=2.0, alpha=alpha, dropout=0.1, seed=6, padding_idx=3),
-        sinpe.table((4, 5), grid),
-        sinpe.add(x.detach()[:, :8].reshape(2, 2, 4, 12), grid, dropout=0.5, seed=7),
-    ]
-    total = sum((part.float() * torch.cos(part.detach().float())).sum() for part in values if part.requires_grad)
-    return [*values, *torch.autograd.grad(total, (x, weight, alpha, positions))]
-
-
 def digest() -> str:
+    """Of the result and the gradients of every public function."""
     whole = hashlib.sha256()
-    for part in results():
-        whole.update(part.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    for make, dtype in product(MAKERS.values(), (torch.float32, torch.bfloat16, torch.float16)):
+        call = make(Form(dim=12, length=6, dtype=dtype))
+        tensors = {name: tensor.requires_grad_() for name, tensor in call.tensors.items()}
+        y = call.run(**tensors)
+        gradients = torch.autograd.grad(y, [*tensors.values()], torch.cos(y.detach())) if tensors else ()
+        for part in (y, *gradients):
+            whole.update(part.detach().contiguous().view(torch.uint8).numpy().tobytes())
     return whole.hexdigest()
 
 

@@ -33,38 +33,31 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "VOCABULARY", 64)
 
 
-def options(*words: str) -> argparse.Namespace:
-    return parser().parse_args([*words])
+def options(line: str) -> argparse.Namespace:
+    return parser().parse_args(line.split())
 
 
 def test_plan() -> None:
     """Everything, or rows by name, once for each number of threads; a complete run is stored with the results."""
-    for words, complete in (((), True), (("--quick",), False), (("--best",), False), (("--threads", "1"), True)):
-        plan = run.plan(options(*words, "--device", "cpu"))
+    for words, complete in (("", True), ("--quick", False), ("--best", False), ("--threads 1", True)):
+        plan = run.plan(options(f"{words} --device cpu"))
         assert plan.rows and plan.processes and plan.complete is complete
         assert all(row.device == "cpu" for row, _ in plan.rows)
-        slow = any(entry.slow for entry in (*plan.processes, *(row for row, _ in plan.rows)))
-        assert slow is ("--quick" not in words)
-    plan = run.plan(options("--rows", "table,decode,import", "--threads", "3,1"))
+        assert any(entry.slow for entry in (*plan.processes, *(row for row, _ in plan.rows))) is (words != "--quick")
+    plan = run.plan(options("--rows table,decode,import --threads 3,1"))
     assert [(row.name, count) for row, count in plan.rows] == [("table", 1), ("table", 3), ("decode", 1)]
     assert [entry.name for entry in plan.processes] == ["import"] and plan.several and not plan.complete
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--threads", "0"], "threads: expected numbers from 1"),
-        (["--threads", "1,two"], "threads: expected numbers from 1"),
-        (["-o", "/nowhere/x.json"], "json: expected a file in a folder that exists"),
-        (["-o", "x.svg"], "json: expected a folder, or a file whose name ends in .json, got x.svg"),
-        (["--rows", "nonsense"], "rows: expected some of table,"),
-    ],
-)
-def test_bad_usage(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*words]) == 2 and message in capsys.readouterr().err
-
-
-def test_requires_compiled_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, message in (
+        ("--threads 0", "threads: expected numbers from 1"),
+        ("--threads 1,two", "threads: expected numbers from 1"),
+        ("-o /nowhere/x.json", "json: expected a file in a folder that exists"),
+        ("-o x.svg", "json: expected a folder, or a file whose name ends in .json, got x.svg"),
+        ("--rows nonsense", "rows: expected some of table,"),
+    ):
+        assert main(words.split()) == 2 and message in capsys.readouterr().err
     with sinpe.use_backend("eager"):
         assert main(["--quick", "--rows", "table"]) == 1
     assert "sinpe_ext: expected the compiled backend, got eager" in capsys.readouterr().err
@@ -92,14 +85,11 @@ def test_row_is_checked_before_it_is_timed(name: str) -> None:
     assert ("ratio" in result) == bool(row.floor) and (result.get("met") is None) == (row.target is None)
 
 
-WRONG = {"table": "table", "encode": "encode", "embed": "embed", "dropout": "add", "layout_heads": "add"}
-WRONG |= {"grid_add": "add", "host_add": "add"}
-
-
-@pytest.mark.parametrize(("name", "function"), WRONG.items())
-def test_wrong_result_is_not_timed(name: str, function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["table", "encode", "embed", "dropout", "layout_heads", "grid_add", "host_add"])
+def test_wrong_result_is_not_timed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function = name if name in ("table", "encode", "embed") else "add"
     right = getattr(sinpe, function)
-    monkeypatch.setattr(sinpe, function, lambda *args, **named: right(*args, **named) + 0.25, raising=False)
+    monkeypatch.setattr(sinpe, function, lambda *args, **named: right(*args, **named) + 0.25)
     entry = run.measure(replace(ROW[name], build=smaller(ROW[name].build)), CPU, 1)
     assert entry["error"].startswith("AssertionError: ") and "ours_ms" not in entry
 
@@ -132,18 +122,12 @@ def test_measured_row() -> None:
 
 
 def test_warm_up_and_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compilations are not timed, and falling times are reported; a drift that two subjects share cancels."""
-    now = [0.0]
+    """Falling times are reported; a drift that two subjects share cancels."""
+    now, seconds = [0.0], iter(2.0 ** (20 - k) for k in range(99))
     monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
-
-    def subject(seconds: Any) -> Any:
-        left = iter(seconds)
-        return lambda: now.__setitem__(0, now[0] + next(left))
-
-    for seconds, expected in (([4, 2, 0.5, 0.5, 0.5], 0.5), ([4, 4, 0.5, 0.5, 0.5], 0.5), ([0.5, 0.75, 0.625], 0.625)):
-        assert timing._warmed(subject(seconds)) == (expected, True)
     never: list[str] = []
-    timing.interleaved({"falling": subject(2.0 ** (20 - k) for k in range(99))}, rounds=1, unsteady=never.append)
+    calls = {"falling": lambda: now.__setitem__(0, now[0] + next(seconds))}
+    timing.interleaved(calls, rounds=1, unsteady=never.append)
     assert never == ["falling"]
     samples = {"ours": [1.0, 2.0, 4.0, 9.0], "floor": [1.0, 2.0, 2.0, 3.0], "slow": [30.0]}
     ratios = [timing.ratio(samples, *names) for names in (("ours", "floor"), ("slow", "ours"))]
@@ -160,13 +144,9 @@ def test_report_and_file(tmp_path: Path) -> None:
     fine = {"title": "fine", "floor": "x.clone()", "ratio": 1.0, "target": 1.1, "met": True, "peers": []}
     import_time = {"title": "import", "value": 60.0, "unit": "ms", "target": 50.0, "met": False}
     results: dict[str, Any] = {"rows": [row, fine, {"title": "no promise", "met": None}], "processes": [import_time]}
-    assert report.missed(results).splitlines() == [
-        "",
-        "targets missed, 3 of 4:",
-        "  add: 1.20 x x.clone(), target <= 1.1",
-        "  add: eager takes 0.90 x ours, target >= 1",
-        "  import: 60.0 ms, target <= 50",
-    ]
+    said = report.missed(results)
+    assert "targets missed, 3 of 4:\n  add: 1.20 x x.clone(), target <= 1.1\n  add: eager takes 0.90 x ours" in said
+    assert said.endswith("\n  import: 60.0 ms, target <= 50")
     assert report.missed({"rows": [fine], "processes": []}).strip() == "targets: all 1 met"
     entry = {"name": "add", "ours_ms": 1.23456789, "met": None, "peer_errors": {}, "peers": [{"ratio": 12345.6}]}
     path = tmp_path / "new" / "result.json"

@@ -20,38 +20,8 @@ from torch import nn
 from sinpe_ext.cli.checkpoint_files import tensors_of
 
 ROWS = torch.arange(1.0, 41.0).reshape(8, 5)
-DTYPES = "float64 float32 float16 bfloat16 float8_e4m3fn int64 int32 int8 uint8 uint16 uint64 bool complex64".split()
+DTYPES = "float64 float32 float16 bfloat16 float8_e4m3fn int64 int8 uint16 uint64 bool".split()
 OF_DTYPES = {name: (ROWS % 2).to(getattr(torch, name)) for name in DTYPES}
-
-
-def content() -> dict[str, Any]:
-    """Tensors of many dtypes, layouts and kinds that torch.save supports and that have data."""
-    noted = ROWS.clone()
-    noted.note = "an attribute"  # type: ignore[attr-defined]
-    model = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))
-    optimizer = torch.optim.Adam(model.parameters())
-    model(ROWS).sum().backward()
-    optimizer.step()
-    return {
-        "dtypes": dict(OF_DTYPES),
-        "views": [ROWS.T, ROWS[2:, 1:3], ROWS[:1].expand(4, 5), ROWS[::2], ROWS.flip(0), ROWS[0, 0], ROWS[:0]],
-        "bits": (torch.view_as_complex(torch.ones(4, 3, 2)).conj().imag, torch.ones(3, dtype=torch.complex64).conj()),
-        "kinds": (nn.Parameter(ROWS.clone()), nn.Buffer(ROWS.clone()), noted),
-        "tied": {"a": noted, "c": noted[:]},
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "beside": [1, -(2**70), 1.5, None, "text", b"bytes", {1, 2}, torch.Size([1]), torch.float32],
-        "keys": {1: ROWS, ("a", 1): ROWS, None: ROWS, False: {"deep": [[[ROWS]]]}},
-        "order": OrderedDict(z=ROWS, a=ROWS),
-    }
-
-
-def walk(name: str, value: Any) -> dict[str, torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return {name: value}
-    pairs: Any = value.items() if isinstance(value, Mapping) else ()
-    pairs = enumerate(value) if isinstance(value, (list, tuple)) else pairs
-    return {key: t for part, v in pairs for key, t in walk(f"{name}.{part}" if name else str(part), v).items()}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -61,18 +31,30 @@ def read(path: Path) -> dict[str, Any]:
 def check_same(got: dict[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
     assert list(got) == list(expected)
     for name, tensor in expected.items():
-        real = (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x.double() for x in (got[name], tensor))
-        assert got[name].dtype == tensor.dtype and torch.equal(*real), name
+        assert got[name].dtype == tensor.dtype and torch.equal(got[name].double(), tensor.double()), name
         assert not got[name].requires_grad
 
 
 @pytest.mark.parametrize("new", [True, False], ids=["zip", "before 1.6"])
-def test_as_torch_load(new: bool, tmp_path: Path) -> None:
-    saved = content()
-    if not new:  # the old format has no dtypes without a typed storage
-        saved["dtypes"] = {name: x for name, x in OF_DTYPES.items() if "float8" not in name and "uint" not in name}
+def test_torch(new: bool, tmp_path: Path) -> None:
+    """Names are paths of keys and indices, in the order of the file; other values are skipped."""
+    views, layer = (ROWS[2:, 1:3], ROWS[:1].expand(4, 5), ROWS[:0]), nn.Linear(5, 3).state_dict()
+    saved = {
+        "views": [ROWS.T, views],
+        "layer": layer,
+        "parameter": nn.Parameter(ROWS.clone()),
+        "others": [1, -(2**70), None, "text", b"bytes", {1, 2}, torch.Size([1]), torch.float32],
+        "keys": {1: ROWS, ("a", 1): ROWS, None: ROWS, False: {"deep": [[ROWS]]}},
+        "order": OrderedDict(z=ROWS, a=ROWS),
+    }
+    expected = {"views.0": ROWS.T} | {f"views.1.{number}": view for number, view in enumerate(views)}
+    expected |= {f"layer.{name}": value for name, value in layer.items()}
+    names = "parameter", "keys.1", "keys.('a', 1)", "keys.None", "keys.False.deep.0.0", "order.z", "order.a"
+    expected |= dict.fromkeys(names, ROWS)
+    if new:  # the old format has no dtypes without a typed storage
+        saved["dtypes"], expected = OF_DTYPES, expected | {f"dtypes.{name}": x for name, x in OF_DTYPES.items()}
     torch.save(saved, tmp_path / "a.pt", _use_new_zipfile_serialization=new)
-    check_same(read(tmp_path / "a.pt"), walk("", torch.load(tmp_path / "a.pt", weights_only=True)))
+    check_same(read(tmp_path / "a.pt"), expected)
 
 
 def test_mapped_and_compressed_files_of_torch(tmp_path: Path) -> None:
@@ -123,10 +105,8 @@ class Executed:
         return self.made
 
 
-@pytest.mark.parametrize("new", [True, False], ids=["zip", "before 1.6"])
-def test_no_code_is_executed(new: bool, tmp_path: Path) -> None:
-    saved = {"x": Executed(os.mkdir, str(tmp_path / "executed")), "pe": ROWS}
-    torch.save(saved, tmp_path / "a.pt", _use_new_zipfile_serialization=new)
+def test_no_code_is_executed(tmp_path: Path) -> None:
+    torch.save({"x": Executed(os.mkdir, str(tmp_path / "executed")), "pe": ROWS}, tmp_path / "a.pt")
     with pytest.raises(ValueError, match="posix"):
         tensors_of(tmp_path / "a.pt")
     assert not (tmp_path / "executed").exists()
@@ -137,14 +117,6 @@ def test_no_code_is_executed(new: bool, tmp_path: Path) -> None:
 def damaged(path: Path, change: Callable[[bytes], bytes]) -> None:
     torch.save({"a": ROWS}, path)
     path.write_bytes(change(path.read_bytes()))
-
-
-def without_values(path: Path) -> None:
-    torch.save({"a": ROWS}, path.with_name("b"))
-    with zipfile.ZipFile(path.with_name("b")) as old, zipfile.ZipFile(path, "w") as new:
-        for name in old.namelist():
-            if "/data/" not in name:
-                new.writestr(name, old.read(name))
 
 
 def npy(shape: str) -> bytes:
@@ -167,12 +139,8 @@ UNREADABLE = "^a.pt: expected a file of torch.save, .*got one that cannot be rea
         (npy("(10, 64"), UNREADABLE),
         (lambda path: damaged(path, lambda data: data[:-40]), UNREADABLE),
         (lambda path: damaged(path, lambda data: data.replace(b"PK\1\2", b"QK\1\2", 1)), UNREADABLE),
-        (without_values, UNREADABLE),
         (lambda path: torch.jit.trace(nn.Linear(5, 3), ROWS).save(str(path)), UNREADABLE + " .*[Tt]orch[Ss]cript"),
-        (
-            lambda path: torch.save(argparse.Namespace(), path),
-            "Unsupported .*argparse.Namespace.*; save the state_dict",
-        ),
+        (lambda path: torch.save(argparse.Namespace(), path), "argparse.Namespace.*; save the state_dict"),
         (os.mkdir, "which is no file"),
         (os.mkfifo, "which is no file"),
         (lambda path: None, "which is no file"),

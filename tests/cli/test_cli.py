@@ -41,11 +41,9 @@ def test_help_and_version(capsys: Capture) -> None:
 
 
 def test_set() -> None:
-    settings = ("dim=3", "base=1e4", "odd=pad", "frequencies=1,0.5", "exponent_dim=None")
-    values = (3, 1e4, "pad", (1.0, 0.5), None)
-    assert [field(setting) for setting in settings] == [
-        (setting.partition("=")[0], value) for setting, value in zip(settings, values, strict=True)
-    ]
+    settings = "dim=3 base=1e4 odd=pad frequencies=1,0.5 exponent_dim=None".split()
+    expected = {"dim": 3, "base": 1e4, "odd": "pad", "frequencies": (1.0, 0.5), "exponent_dim": None}
+    assert [field(setting) for setting in settings] == [*expected.items()]
 
 
 @pytest.mark.parametrize(
@@ -56,19 +54,14 @@ def test_set() -> None:
         (["export", "papre", "8", "-o", "-"], "pass one of paper, "),
         (["export", "paper", "0", "-o", "-"], "dim: expected"),
         (["export", "paper", "8", "--name", "a\nb", "-o", "-"], "name: expected a C identifier, got 'a\\nb'"),
-        (["export", "paper", "8", "--name", "", "-o", "-"], "name: expected a C identifier"),
         (["export", "paper", "8", "--set", "bas=3", "-o", "-"], "bas: expected a field of Encoding"),
         (["export", "paper", "8", "--set", "base", "-o", "-"], "--set: expected FIELD=VALUE"),
         (["export", "paper", "8", "--set", "=3", "-o", "-"], "--set: expected FIELD=VALUE"),
         (["export", "paper", "8", "--set", "angle=float32_exp", "-o", "-"], 'expected angle="exact"'),
         (["export", "mae2d", "16", "-o", "-"], "encoding: expected Encoding, got GridEncoding"),
         (["plot", "--dim", "x", "-o", "a.png"], "--dim"),
-        (["plot", "--length", "0", "-o", "a.png"], "length: expected"),
         (["plot", "-o", "a.nonsense"], "Format 'nonsense' is not supported"),
         (["plot", "--kind", "curves", "--positions", "1;2", "-o", "a.png"], "--positions: expected whole numbers"),
-        (["plot", "--kind", "curves", "--positions", "9" * 20, "-o", "a.png"], "got object, as for integers beyond 64"),
-        (["plot", "--kind", "error", "--positions", "0", "-o", "a.png"], "positions: expected whole numbers of 1"),
-        (["plot", "--length", "1000000000", "--dim", "1000000", "-o", "a.png"], "length: expected at most 67108864"),
         (["plot", "--cmap", "virids", "-o", "a.png"], "virids"),
         (["plot", "--convention", "mae2d", "--dim", "16", "-o", "a.png"], "got a GridEncoding of 2 axes"),
     ],
@@ -82,19 +75,13 @@ def test_bad_usage(arguments: list[str], words: str, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["export", "paper", "8", "-o", "/nowhere/plan.h"],
-        ["export", "paper", "8", "-o", "."],
-        ["plot", "-o", "/nowhere/p.png"],
-        ["demo", "--text", "/nowhere.txt"],
-    ],
-    ids=" ".join,
+    "line",
+    ["export paper 8 -o /nowhere/plan.h", "export paper 8 -o .", "plot -o /none/p.png", "demo --text /no.txt"],
 )
-def test_files_that_cannot_be_used(arguments: list[str], capsys: Capture) -> None:
-    assert status(arguments) == 1
+def test_files_that_cannot_be_used(line: str, capsys: Capture) -> None:
+    assert status(line.split()) == 1
     message = capsys.readouterr().err
-    assert message.startswith(f"python -m sinpe_ext {arguments[0]}: [Errno ") and message.count("\n") == 1
+    assert message.startswith(f"python -m sinpe_ext {line.split()[0]}: [Errno ") and message.count("\n") == 1
 
 
 @pytest.mark.parametrize("kind", ["heatmap", "curves", "similarity", "error"])
@@ -144,12 +131,10 @@ def test_export(tmp_path: Path, capsys: Capture) -> None:
     execute([tmp_path / "main"])
 
 
-@pytest.mark.parametrize(
-    "name", ["", "1x", "a b", "a-b", "a\n", "é6", "ｐａｐｅｒ", "aé", "a$", "*/", "_a", "a.b"], ids=ascii
-)
-def test_names_that_are_no_identifiers_are_rejected(name: str) -> None:
-    with pytest.raises(ValueError, match="name: expected a C identifier, got .*; pass letters"):
-        export_header(sinpe.Encoding(6), name)
+def test_names_that_are_no_identifiers_are_rejected() -> None:
+    for name in ("", "1x", "a b", "a-b", "a\n", "é6", "ｐａｐｅｒ", "aé", "a$", "*/", "_a", "a.b"):
+        with pytest.raises(ValueError, match="name: expected a C identifier, got .*; pass letters"):
+            export_header(sinpe.Encoding(6), name)
     with pytest.raises(TypeError, match="name: expected str"):
         export_header(sinpe.Encoding(6), 6)  # type: ignore[arg-type]
 

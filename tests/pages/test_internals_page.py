@@ -19,6 +19,7 @@ import phase_picture as tool  # noqa: E402
 PAGE = pages.text_of("docs/internals.md")
 
 
+@pytest.mark.thorough("pictures change only if their tool is run")
 @pytest.mark.parametrize("name", ["phase", "front"])
 def test_picture_is_current(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")

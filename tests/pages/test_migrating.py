@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from typing import Any
 
@@ -16,7 +15,6 @@ import sinpe_ext as sinpe
 
 RECORDED = migrating.recorded()
 CALLS = [(heading, entry) for heading, library in RECORDED.items() for entry in library["calls"]]
-LINES = 26  # per class or function
 
 
 @pytest.fixture(scope="module")
@@ -40,35 +38,6 @@ def test_adapter_equals_the_library(heading: str, entry: dict[str, Any], adapter
     assert torch.allclose(got.double(), want.double(), rtol=0, atol=migrating.TOLERANCE)
 
 
-# Mistakes in the adapter of a heading.
-MISTAKES = {
-    "fairseq": [("_idx + step", "_idx + 1 + step"), (".masked_fill(padding[..., None], 0)", ""), ('"t2t"', '"adm"')],
-    "ESPnet": [("last, last - x.size(1), -1", "0, x.size(1)"), (", scale=math.sqrt(d_model)", "")],
-    "diffusers": [('odd="pad"', 'odd="truncate"'), ('"position_scale": scale, ', "")],
-    "MAE": [('"mae2d"', '"hf2d"'), ("torch.float64", "torch.float32")],
-    "DETR": [('"detr2d"', '"hf2d"')],
-    "nerfstudio": [('unit="turn", ', ""), ("2.0**min_freq_exp", "1.0")],
-}
-
-
-@pytest.mark.parametrize(("heading", "old", "new"), [(h, *pair) for h, pairs in MISTAKES.items() for pair in pairs])
-def test_mistake_is_detected(heading: str, old: str, new: str, text: str) -> None:
-    section = migrating.sections(text)[heading]
-    assert old in section
-    start = text[: text.index("\n## ")]
-    names = migrating.adapters(f"{start}\n## {heading}\n{section.replace(old, new)}")[heading][1]
-
-    def equals_library(entry: dict[str, Any]) -> bool:
-        try:
-            got, want = migrating.result(entry["call"], names), values(entry)
-        except (ValueError, RuntimeError):
-            return False
-        same = got.shape == want.shape and got.dtype == want.dtype
-        return same and torch.allclose(got.double(), want.double(), rtol=0, atol=migrating.TOLERANCE)
-
-    assert not all(equals_library(entry) for entry in RECORDED[heading]["calls"])
-
-
 def test_every_library_is_recorded_and_listed(text: str, adapters: dict) -> None:
     assert set(adapters) == set(RECORDED)
     contents = text[: text.index("\n## ")]
@@ -85,31 +54,16 @@ def test_every_library_is_recorded_and_listed(text: str, adapters: dict) -> None
             assert any(name in entry["call"] for name in defined for entry in library["calls"])
 
 
-def test_adapters_are_short(adapters: dict) -> None:
-    for heading, (code, _) in adapters.items():
-        defined = [node for node in ast.parse(code).body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
-        assert len(defined) == len(ast.parse(code).body), heading
-        for node in defined:
-            assert node.end_lineno - node.lineno < LINES, f"{heading}: {node.name}"
-            assert any(node.name in entry["call"] for entry in RECORDED[heading]["calls"]) or any(
-                node.name in other for other in RECORDED[heading]["names"]
-            ), f"{heading}: no call of {node.name}"
-        assert len(code.splitlines()) >= 2
-
-
-X16 = [
-    ("The PyTorch tutorial", "PositionalEncoding(8, 0.0)(x)"),
-    ("ESPnet", "PositionalEncoding(8, 0.0)(x)"),
-    ("ESPnet", "RelPositionalEncoding(8, 0.0)(x)[1]"),
-]
-
-
-@pytest.mark.parametrize(("heading", "call"), X16)
-def test_dtype_of_x(heading: str, call: str, adapters: dict) -> None:
+def test_dtype_of_x(adapters: dict) -> None:
     x = torch.ones(2, 4, 8)
-    wide, narrow = (migrating.result(call, {**adapters[heading][1], "x": v}) for v in (x, x.bfloat16()))
-    assert narrow.dtype == torch.bfloat16 and wide.dtype == torch.float32
-    assert torch.allclose(narrow.float(), wide, rtol=0, atol=2.0**-5)  # bfloat16 has 8 bits for values up to 4
+    for heading, call in (
+        ("The PyTorch tutorial", "PositionalEncoding(8, 0.0)(x)"),
+        ("ESPnet", "PositionalEncoding(8, 0.0)(x)"),
+        ("ESPnet", "RelPositionalEncoding(8, 0.0)(x)[1]"),
+    ):
+        wide, narrow = (migrating.result(call, {**adapters[heading][1], "x": v}) for v in (x, x.bfloat16()))
+        assert narrow.dtype == torch.bfloat16 and wide.dtype == torch.float32
+        assert torch.allclose(narrow.float(), wide, rtol=0, atol=2.0**-5)  # bfloat16 has 8 bits for values up to 4
 
 
 @pytest.mark.parametrize(

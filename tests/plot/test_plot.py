@@ -36,11 +36,9 @@ def lines(ax: Any) -> list[list[float]]:
 @pytest.mark.parametrize(
     ("draw", "labels"),
     [
-        (lambda ax: plot.heatmap(E, length=200, ax=ax), ("channel", "position")),
         (lambda ax: plot.heatmap(E, length=200, transpose=True, cmap="Purples", ax=ax), ("position", "channel")),
         (lambda ax: plot.curves(E, ax=ax), ("channel", "value")),
         (lambda ax: plot.similarity(E, 100, ax=ax), ("distance between positions", "dot product")),
-        (lambda ax: plot.similarity(E, 9, normalize=True, ax=ax), ("distance between positions", "cosine similarity")),
         (lambda ax: plot.error(E, ax=ax), ("position", "largest error over the channels")),
     ],
 )
@@ -60,7 +58,7 @@ def test_heatmap_shows_the_table() -> None:
     expected = [[np.sin(p * 1e4 ** (-2 * (c // 2) / 6) + (c % 2) * np.pi / 2) for c in range(6)] for p in range(5, 9)]
     np.testing.assert_allclose(image.get_array(), expected, rtol=0, atol=1e-14)
     assert list(image.get_extent()) == [-0.5, 5.5, 8.5, 4.5]  # rows are labelled 5..8
-    assert len(ax.figure.axes) == 2  # the colour bar
+    assert len(ax.figure.axes) == 2 and (ax.get_xlabel(), ax.get_ylabel()) == ("channel", "position")  # a colour bar
     plt.figure()
     (image,) = plot.heatmap(encoding, length=4, start=2, transpose=True).get_images()
     np.testing.assert_allclose(image.get_array(), np.transpose(expected), rtol=0, atol=1e-14)
@@ -111,8 +109,9 @@ def test_similarity() -> None:
     distance = np.arange(300)
     expected = sum(np.cos(distance * w) for w in E.frequencies_radians())
     np.testing.assert_allclose(lines(plot.similarity(E, 300)), [expected], rtol=0, atol=1e-12)
-    plt.figure()
-    np.testing.assert_allclose(lines(plot.similarity(E, 300, normalize=True)), [expected / 4], rtol=0, atol=1e-12)
+    ax = plot.similarity(E, 300, normalize=True, ax=plt.figure().add_subplot())
+    np.testing.assert_allclose(lines(ax), [expected / 4], rtol=0, atol=1e-12)
+    assert ax.get_ylabel() == "cosine similarity"
     ax = plot.similarity([[1.0], [2.0], [-4.0], [0.0]], ax=plt.figure().add_subplot())
     assert lines(ax) == [[21 / 4, -6 / 3, -4 / 2, 0]]
     band = {tuple(vertex) for vertex in ax.collections[0].get_paths()[0].vertices.tolist()}
@@ -133,19 +132,11 @@ def test_error_of_this_library_and_of_the_naive_formula() -> None:
         (lambda: plot.heatmap(E, length=5, start="a"), TypeError, "^start: expected int, got str"),
         (lambda: plot.heatmap(Encoding(8, start=2), length=3, start=2**63 - 1), ValueError, "^start: .* within int64"),
         (lambda: plot.heatmap(E, length=3, start=2**52 - 2), ValueError, r"^start: expected positions within 2\*\*52"),
-        (lambda: plot.heatmap(E, length=3, start=-(2**52) - 1), ValueError, r"^start: expected positions within 2\*\*"),
         (lambda: plot.heatmap(E), TypeError, "^length: expected a number of rows"),
-        (lambda: plot.heatmap(E, length=True), TypeError, "^length: expected int, got bool"),
         (lambda: plot.heatmap(E, length=0), ValueError, "^length: expected 1 or more, got 0"),
         (lambda: plot.heatmap(E, length=2**23 + 1), ValueError, "^length: expected at most 67108864 values .* smaller"),
         (lambda: plot.heatmap([["a"]]), TypeError, "^table: expected real numbers in rows of one length, got list"),
-        (lambda: plot.heatmap([[1, 2], [3]]), TypeError, "^table: expected real numbers in rows of one length"),
         (lambda: plot.heatmap(TABLE + 1j), TypeError, "^table: expected real numbers .* got complex128"),
-        (
-            lambda: plot.heatmap(torch.ones(3, 2) + 1j),
-            TypeError,
-            "^table: expected real numbers .* torch.complex64",
-        ),
         (lambda: plot.heatmap(torch.zeros(3, 2, device="meta")), TypeError, "^table: expected real numbers in rows"),
         (lambda: plot.heatmap(torch.eye(3).to_sparse()), TypeError, "^table: expected real numbers in rows"),
         (lambda: plot.heatmap(np.zeros((2, 3, 4))), ValueError, r"^table: .* \(length, dim\), got shape \(2, 3, 4\)"),
@@ -153,7 +144,6 @@ def test_error_of_this_library_and_of_the_naive_formula() -> None:
         (lambda: plot.curves(E, 5), ValueError, r"^positions: expected a sequence of finite numbers, .* pass \[5, 6"),
         (lambda: plot.curves(E, ["a"]), TypeError, "^positions: expected integers or float32/float64, got <U1"),
         (lambda: plot.curves(E, [2**70]), TypeError, "^positions: expected integers or float32/float64, got object"),
-        (lambda: plot.curves(E, torch.tensor([True])), TypeError, "^positions: expected"),
         (lambda: plot.curves(TABLE, [np.nan]), ValueError, "^positions: expected a sequence of finite numbers"),
         (lambda: plot.curves(TABLE, []), ValueError, "^positions: expected a sequence of finite numbers, one or more"),
         (lambda: plot.curves(TABLE, [6]), IndexError, "^positions: expected whole numbers from 0 to 5"),
@@ -161,7 +151,6 @@ def test_error_of_this_library_and_of_the_naive_formula() -> None:
         (lambda: plot.curves(TABLE, [0], start=1), IndexError, "^positions: expected whole numbers from 1 to 6"),
         (lambda: plot.error(E, [[1, 2], [3, 4]]), ValueError, "^positions: expected a sequence of finite numbers"),
         (lambda: plot.error(E, [0.5, 1.5]), ValueError, "^positions: expected whole numbers .* got 0.5"),
-        (lambda: plot.error(E, [1e30]), ValueError, r"^positions: expected whole numbers .* got 1e\+30"),
         (lambda: plot.error(E, [0]), ValueError, "^positions: expected whole numbers of 1 or more on a logarithmic"),
         (lambda: plot.error(TABLE), TypeError, "^encoding: expected an Encoding, got float64 of shape"),
         (lambda: plot.similarity(GRID, 10), TypeError, "^encoding: expected an Encoding, .* a GridEncoding of 2 axes"),
@@ -175,23 +164,18 @@ def test_bad_arguments_open_no_figure(call: Any, error: type[Exception], words: 
     assert plt.get_fignums() == []
 
 
-def test_matplotlib_missing() -> None:
+def test_needs_matplotlib_and_no_torch() -> None:
     script = """
 import sys
-sys.modules['matplotlib'] = None
-from sinpe_ext import plot
-try: plot.heatmap([[1.0]])
-except ImportError as error: print(error)
-"""
-    assert "pip install matplotlib" in run(script)[0]
-
-
-def test_needs_no_torch() -> None:
-    script = """
-import sys, matplotlib; matplotlib.use('Agg')
 from sinpe_ext import plot
 from sinpe_ext.encodings.encoding import Encoding
+sys.modules['matplotlib'] = None
+try: plot.heatmap([[1.0]])
+except ImportError as error: print(error)
+del sys.modules['matplotlib']
+import matplotlib; matplotlib.use('Agg')
 plot.heatmap(Encoding(8), length=9)
 print('torch' in sys.modules)
 """
-    assert run(script)[0].strip() == "False"
+    said = run(script)[0]
+    assert "pip install matplotlib" in said and said.endswith("\nFalse\n")

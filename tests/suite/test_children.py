@@ -1,13 +1,9 @@
-"""A child that fails or hangs fails the test; the sampled part of a product has each value of each parameter."""
+"""A child that fails or hangs fails the test."""
 
 from __future__ import annotations
 
-from itertools import product
-from types import SimpleNamespace
-
 import pytest
-import tiers
-from children import environment, execute, finish, forked, start, start_forked, until
+from children import environment, finish, start, start_forked, until
 
 FAILED = pytest.fail.Exception
 
@@ -23,22 +19,3 @@ def test_status_and_hang(begin) -> None:
     with pytest.raises(FAILED, match=r"(?s)no end within 0.1 s: .*waits"):
         finish(child, 0.1)
     assert child.poll() == -9
-
-
-def test_other_failures() -> None:
-    with pytest.raises(FAILED, match="status 2 instead of 0"):
-        execute(["sh", "-c", "exit 2"])
-    with pytest.raises(FAILED, match=r"(?s)status 3 before rain: .*clouds"):
-        until(lambda: False, "rain", child=start_forked("print('clouds'); raise SystemExit(3)", environment()))
-    with pytest.raises(AssertionError, match="OMP_NUM_THREADS.*use children.run"):
-        forked("", environment(OMP_NUM_THREADS="7"))
-
-
-def test_sample() -> None:
-    values = {"form": ["a", "b", "c", "d", "e"], "dtype": [1, 2, 3], "backend": ["compiled", "eager"]}
-    rows = [dict(zip(values, row, strict=True)) for row in product(*values.values())]
-    items = [SimpleNamespace(callspec=SimpleNamespace(params=row)) for row in rows]
-    chosen = [tuple(rows[at].values()) for at in tiers.sample(items, "values")]
-    assert len(chosen) == 5 and [set(column) for column in zip(*chosen, strict=True)] == [*map(set, values.values())]
-    pairs = [rows[at] for at in tiers.sample(items, "pairs")]
-    assert len(pairs) < 20 and len({(row["form"], row["dtype"]) for row in pairs}) == 15

@@ -1,4 +1,4 @@
-"""`make help` fits on a screen and lists every target; the environment that cannot be made is reported in a line."""
+"""`make help` lists every target; an environment that cannot be made is reported in a line."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from children import REPOSITORY, execute
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
 
-def test_help_fits_on_a_screen() -> None:
-    lines = execute(["make", "help"], cwd=REPOSITORY).stdout.splitlines()
-    assert len(lines) <= 24 and max(map(len, lines)) <= 120
+def test_help_lists_every_target() -> None:
+    listed = execute(["make", "help"], cwd=REPOSITORY).stdout
     targets = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    assert {name for name in targets if f"make {name}" not in "\n".join(lines)} == {"help"}
+    assert {name for name in targets if f"make {name}" not in listed} == {"help"}
 
 
 @pytest.mark.parametrize(
