@@ -182,18 +182,6 @@ def test_row_dots(form: str, dtype: torch.dtype, drop: int, block: None) -> None
         assert bool(((got.flatten() - want).abs() <= products.abs().sum(-1).flatten() * scale * DOT_ERROR).all())
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3, 16, 17, 100, 513])
-def test_order_of_dot_sums_is_fixed(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row's bits do not depend on other rows or blocks."""
-    grad, of = randn(4, 9, dim), plan(Encoding(dim))
-    want = apply.row_dots(of, RowDots(grad, WORDS, None, None, None))
-    for sample in range(4):
-        assert torch.equal(apply.row_dots(of, RowDots(grad[sample], WORDS, None, None, None)), want[sample])
-    monkeypatch.setattr(tiles, "arrays", lambda xp, device: SimpleNamespace(block=2 * dim))
-    monkeypatch.setattr(tiles, "FEWEST_ROWS", 1)
-    assert torch.equal(apply.row_dots(of, RowDots(grad, WORDS, None, None, None)), want)
-
-
 def by_rows(grad: Tensor, ids: Tensor, rows: int, padding_idx: int, scale: float, drop: int) -> Tensor:
     """embed_backward by its definition."""
     acc, dim = acc_of(grad.dtype), grad.shape[-1]
@@ -239,42 +227,3 @@ def test_token_sums_are_trees() -> None:
     for term, node in zip(some, nodes.tolist(), strict=True):
         want[node] += term
     assert torch.equal(apply._sums_by_sorting(some, nodes, count), want[:-1])
-
-
-@pytest.mark.parametrize("bad", [-1, V, 2**40])
-def test_ids_out_of_range(bad: int) -> None:
-    ids, message = torch.tensor([[0, 3], [bad, V + 5]]), f"ids: expected 0 to {V - 1}, rows of weight, got {bad} "
-    with pytest.raises(IndexError, match=message):
-        apply.embed(PLAN, Embed(ids, randn(V, D), WORDS, None, None, 1.0))
-    with pytest.raises(IndexError, match=message):
-        apply.embed_backward(EmbedBackward(randn(2, 2, D), ids, None, V, -1, 1.0))
-
-
-def test_strides_empty_sizes_and_autograd() -> None:
-    """Results have the strides of empty_like, are never the input, and record no gradient."""
-    dropped: dict[str, Any] = {"seed": SEED, "drop_threshold": DROP}
-    base = randn(B, S, D)
-    for x in (base.transpose(0, 1).contiguous().transpose(0, 1), torch.stack([base, base], 3)[..., 1],
-              base[:1].expand(B, S, D)):  # fmt: skip
-        got = apply.add(PLAN, Add(x, WORDS, None, None, 1.0, scale=2.0, **dropped))
-        want = apply.add(PLAN, Add(x.contiguous(), WORDS, None, None, 1.0, scale=2.0, **dropped))
-        assert torch.equal(got, want) and got.stride() == torch.empty_like(x).stride()
-        dots = [apply.row_dots(PLAN, RowDots(t, WORDS, None, None, None, **dropped)) for t in (x, x.contiguous())]
-        assert torch.equal(*dots)
-    turned = (torch.arange(B * S).reshape(S, B) % V).T
-    got, want = (apply.embed(PLAN, Embed(ids, base[0, :1].expand(V, D), WORDS, None, None, 1.0))
-                 for ids in (turned, turned.contiguous()))  # fmt: skip
-    assert torch.equal(got, want) and want.is_contiguous() and got.transpose(0, 1).is_contiguous()
-    same = apply.add(PLAN, Add(base, WORDS, None, torch.ones(1, S, dtype=torch.bool), 0.0))
-    assert torch.equal(same, base) and same.data_ptr() != base.data_ptr()
-    for shape in ((0, S, D), (B, 0, D), (0, D)):
-        x = torch.empty(shape)
-        assert apply.add(PLAN, Add(x, WORDS, None, None, 1.0, **dropped)).shape == shape
-        assert apply.row_dots(PLAN, RowDots(x, WORDS, None, None, None, **dropped)).shape == shape[:-1]
-    none = torch.zeros(0, S, dtype=torch.long)
-    for rows in (V, 0):
-        back = apply.embed_backward(EmbedBackward(torch.empty(0, S, D), none, SEED, rows, -1, 1.0, DROP))
-        assert torch.equal(back, torch.zeros(rows, D))
-    x = base.requires_grad_()
-    assert not apply.add(PLAN, Add(x, WORDS, None, None, torch.ones(1, requires_grad=True))).requires_grad
-    assert not apply.row_dots(PLAN, RowDots(x, WORDS, None, None, None)).requires_grad
