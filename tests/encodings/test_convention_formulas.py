@@ -104,16 +104,6 @@ def test_values(name: str, backend: str) -> None:
         assert report.worst <= FLOAT64_ULP.get(name, 1.0), f"{name}, dim {dim}, seed {SEED}: {report}"
 
 
-@pytest.mark.thorough("test_values, at fewer positions")
-@pytest.mark.parametrize("name", FORMULAS)
-def test_values_at_every_position(name: str, backend: str) -> None:
-    """0 to 4096; for grids, along the first axis against a permutation of the others."""
-    coordinates, dim = FORMULAS[name][1], min(dim for dim in DIMS[name] if dim >= 6)
-    positions: list[Any] = [(p, (3 * p) % 4097, (5 * p) % 4097)[:coordinates] for p in range(4097)]
-    positions = [p[0] for p in positions] if coordinates == 1 else positions
-    assert_float32(sinpe.encode(torch.tensor(positions), sinpe.convention(name, dim)), name, positions)
-
-
 @pytest.mark.parametrize("name", FORMULAS)
 def test_tables_start_where_the_library_does(name: str, backend: str) -> None:
     first, coordinates = STARTS.get(name, 0), FORMULAS[name][1]

@@ -53,17 +53,27 @@ def assert_entry(p: Plan, position: float, channel: int) -> None:
 
 ENCODINGS = {
     "paper": Encoding(64),
-    "odd": Encoding(7, layout="cos_sin"),
-    "zero channel": Encoding(5, odd="pad", layout="sin_cos", shift=1),
-    "own": Encoding(6, cos_frequency="own", exponent_scale=2, exponent_dim=2),
-    "whole turns": Encoding(8, base=3, exponent_scale=-1, position_scale=1000),
-    "half turns": Encoding(8, base=2, exponent_scale=-1, exponent_dim=2, unit="half_turn"),
-    "turns": Encoding(8, base=2, exponent_dim=2, unit="turn"),
-    "negative": Encoding(4, frequencies=(-0.3, 0.0), amplitude=-1.5),
-    "tiny frequency": Encoding(4, frequencies=(1e-60, 1e-300)),
-    "tiny amplitude": Encoding(8, amplitude=1e-40),
-    "unit amplitude": Encoding(512, amplitude=512**-0.5),
-    "amplitude on a float32 tie": Encoding(8, amplitude=1 + 2**-24),
+    "t2t": Encoding(64, layout="sin_cos", shift=1),
+    "cos_sin": Encoding(66, layout="cos_sin"),
+    "odd": Encoding(33),
+    "odd_halves": Encoding(33, layout="sin_cos"),
+    "odd_pad": Encoding(33, layout="cos_sin", odd="pad", shift=1),
+    "odd_round": Encoding(33, layout="cos_sin", odd="round"),
+    "own": Encoding(64, cos_frequency="own"),
+    "own_odd_halves": Encoding(31, cos_frequency="own", layout="cos_sin"),
+    "own_tiny": Encoding(64, cos_frequency="own", exponent_scale=2, exponent_dim=16),  # example 001a, and smaller
+    "flux": Encoding(32, layout="cos_sin", position_scale=1000),
+    "whole_turns": Encoding(8, base=3, exponent_scale=-1, position_scale=1000),
+    "nerf": Encoding(20, base=0.5, exponent_scale=10, unit="half_turn"),  # sines of whole turns: exact zeros
+    "turns": Encoding(10, frequencies=(0.25, -2.5, 0.0, 2.0**40, 1 / 12), unit="turn"),
+    "extreme": Encoding(8, frequencies=(1e-60, -1e-20, 3.0**30, -0.3)),
+    "smallest": Encoding(4, frequencies=(1e-60, 1e-300)),
+    "amplitude": Encoding(64, amplitude=-0.125 / 3),
+    "amplitude_tie": Encoding(64, amplitude=1 + 2.0**-24),  # halfway between two float32
+    "amplitude_small": Encoding(8, amplitude=1e-40),
+    "amplitude_large": Encoding(8, amplitude=1e300),
+    "dim_1": Encoding(1),
+    "dim_1_pad": Encoding(1, odd="pad"),
 }
 
 
@@ -132,10 +142,11 @@ def test_float_and_numpy_positions() -> None:
     assert math.isnan(exact.float64(p, numpy.float32("nan"), 2))
 
 
+EXPONENT_2 = Encoding(6, cos_frequency="own", exponent_scale=2, exponent_dim=2)
 EXAMPLES = [  # source, encoding, position, printed row, half a unit of the last printed digit
     ("000", Encoding(6), 1, (0.8415, 0.5403, 0.0464, 0.9989, 0.0022, 1.0000), 5e-5),
     ("000", Encoding(6), 9, (0.4121, -0.9111, 0.4057, 0.9140, 0.0194, 0.9998), 5e-5),
-    ("001a", ENCODINGS["own"], 1, (8.4147e-01, 1.0, 1e-08, 1.0, 1e-16, 1.0), 5e-6),
+    ("001a", EXPONENT_2, 1, (8.4147e-01, 1.0, 1e-08, 1.0, 1e-16, 1.0), 5e-6),
     ("001b", Encoding(4), 7, (0.6570, 0.7539, 0.0699, 0.9976), 5e-5),
     (
         "003",  # NumPy float16, printed as float64
