@@ -219,3 +219,13 @@ def test_fractional_positions(backend: str, name: str, wide: torch.dtype) -> Non
         error = np.abs((np.take_along_axis(got.numpy(), channels, 1) - high) - low)
         room = FREQUENCY * abs(encoding.amplitude) * np.abs(exact)[:, None]
         assert (error <= FLOAT64 * ulp.units(high, low, "float64") + room).all()
+
+
+def test_fractional_positions_up_to_2_53(backend: str) -> None:
+    """Fractions and integral floats up to 2**53, absolute bound."""
+    draw = random.Random(5)
+    positions = [math.ldexp(draw.uniform(-1, 1), draw.randrange(31, 54)) for _ in range(200)]
+    channels = ulp.some_channels(len(positions), 128, 16)
+    got = sinpe.encode(torch.tensor(positions, dtype=torch.float64), 128)
+    report = ulp.compare(got, Encoding(128), positions, channels)
+    assert report.entries and report.absolute <= ABSOLUTE, report

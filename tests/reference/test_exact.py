@@ -42,7 +42,8 @@ def rounded(value: mpmath.mpf, bits: int, smallest_exponent: int) -> float:
     if value == 0:
         return 0.0
     exponent = max(mpmath.frexp(value)[1] - bits, smallest_exponent)
-    return math.ldexp(int(mpmath.nint(mpmath.ldexp(value, -exponent))), exponent)
+    nearest = math.ldexp(int(mpmath.nint(mpmath.ldexp(value, -exponent))), exponent)
+    return nearest if bits > 24 or abs(nearest) < 2.0**128 else math.copysign(math.inf, nearest)
 
 
 def assert_entry(p: Plan, position: float, channel: int) -> None:
