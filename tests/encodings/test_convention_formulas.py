@@ -91,6 +91,7 @@ def test_every_name_has_a_formula() -> None:
     assert list(FORMULAS) == list(DIMS) and set(FORMULAS) == set(catalogue.NAMES)
 
 
+@pytest.mark.sampled("values")  # both backends have the bits of test_pinned_bits.py
 @pytest.mark.parametrize("name", FORMULAS)
 def test_values(name: str, backend: str) -> None:
     positions = positions_of(name)
@@ -104,6 +105,7 @@ def test_values(name: str, backend: str) -> None:
         assert report.worst <= FLOAT64_ULP.get(name, 1.0), f"{name}, dim {dim}, seed {SEED}: {report}"
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.parametrize("name", FORMULAS)
 def test_tables_start_where_the_library_does(name: str, backend: str) -> None:
     first, coordinates = STARTS.get(name, 0), FORMULAS[name][1]

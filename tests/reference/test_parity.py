@@ -49,7 +49,7 @@ def check_backends(make: Callable[[], torch.Tensor], make_numpy: Callable[[Any],
 
 
 @pytest.mark.usefixtures("need_kernels")
-@examples(150)
+@examples(100)
 @given(encodings(), st.data(), st.sampled_from(DTYPES), st.lists(st.integers(0, 2**20)))
 def test_rows(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, entries: list[int]) -> None:
     """`table` at any start, and `encode` of any positions."""

@@ -55,6 +55,7 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     yield request.param
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.parametrize("name", [name for name in ENCODINGS if name != "smallest"])  # float64 products are zero there
 def test_rows_equal_integer_evaluation(name: str, block: int) -> None:
     of = plan(ENCODINGS[name])
@@ -82,6 +83,7 @@ def test_cosines_beside_the_midpoint_of_two_floats(backend: str) -> None:
     assert len(sides) == 2
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.parametrize("name", ["paper", "odd_halves", "odd_pad", "own_odd_halves", "turns", "dim_1"])
 def test_bits_do_not_depend_on_blocks(name: str, block: int) -> None:
     p, start, length = plan(ENCODINGS[name]), -60, 131
