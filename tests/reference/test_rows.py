@@ -99,3 +99,8 @@ def test_default_device_does_not_affect_the_constants() -> None:
     with torch.device("meta"):
         assert reference.table(plan(Encoding(8)), 5, 0, torch.float32).device.type == "cpu"
     assert reference.table(plan(Encoding(8)), 5, 0, torch.float32, "meta").shape == (5, 8)
+
+
+def test_non_finite_positions_leave_zero_channels() -> None:
+    got = reference.encode(plan(Encoding(7, odd="pad")), torch.tensor([1.0, math.nan, math.inf]), torch.float32)
+    assert got[1:, :6].isnan().all() and not got[0].isnan().any() and (got[:, 6] == 0).all()
