@@ -1,8 +1,7 @@
-"""All named conventions against their libraries' formulas in 50 digits: values, errors, all forms of use."""
+"""All named conventions against their libraries' formulas in 50 digits: values, starts, errors."""
 
 from __future__ import annotations
 
-import math
 import random
 from functools import cache
 from typing import Any
@@ -92,6 +91,7 @@ def test_every_name_has_a_formula() -> None:
     assert list(FORMULAS) == list(DIMS) and set(FORMULAS) == set(catalogue.NAMES)
 
 
+@pytest.mark.sampled("values")  # both backends have the bits of test_pinned_bits.py
 @pytest.mark.parametrize("name", FORMULAS)
 def test_values(name: str, backend: str) -> None:
     positions = positions_of(name)
@@ -105,16 +105,7 @@ def test_values(name: str, backend: str) -> None:
         assert report.worst <= FLOAT64_ULP.get(name, 1.0), f"{name}, dim {dim}, seed {SEED}: {report}"
 
 
-@pytest.mark.thorough("test_values, at fewer positions")
-@pytest.mark.parametrize("name", FORMULAS)
-def test_values_at_every_position(name: str, backend: str) -> None:
-    """0 to 4096; for grids, along the first axis against a permutation of the others."""
-    coordinates, dim = FORMULAS[name][1], min(dim for dim in DIMS[name] if dim >= 6)
-    positions: list[Any] = [(p, (3 * p) % 4097, (5 * p) % 4097)[:coordinates] for p in range(4097)]
-    positions = [p[0] for p in positions] if coordinates == 1 else positions
-    assert_float32(sinpe.encode(torch.tensor(positions), sinpe.convention(name, dim)), name, positions)
-
-
+@pytest.mark.sampled("values")
 @pytest.mark.parametrize("name", FORMULAS)
 def test_tables_start_where_the_library_does(name: str, backend: str) -> None:
     first, coordinates = STARTS.get(name, 0), FORMULAS[name][1]
@@ -169,46 +160,3 @@ def test_points(name: str, backend: str) -> None:
         for dim in (2 * axes - 1, 2 * axes + 1):
             with pytest.raises(ValueError, match=f"multiple of {2 * axes} for {name}"):
                 sinpe.convention(name, dim, axes=axes)
-
-
-FORMS = ["paper", "t2t", "fairseq", "adm", "unit", "multidim1d"]
-
-
-@pytest.mark.parametrize(("name", "dim"), [(name, 8 + k % 2) for k, name in enumerate(FORMS)])
-def test_every_form_of_use(name: str, dim: int, backend: str) -> None:
-    """x + PE, x sqrt(d) + PE, x + alpha PE, PE alone, with start, with positions, and relative positions."""
-    length, first = 11, STARTS.get(name, 0)
-    pe = torch.from_numpy(float32(name, dim, [first + k for k in range(length)]))
-    x = torch.randn(2, length, dim, generator=torch.Generator().manual_seed(SEED))
-    root = math.sqrt(dim)
-    alpha = torch.tensor([0.37])
-    assert torch.equal(sinpe.add(x, name, scale=root), x * root + pe)
-    assert torch.equal(sinpe.add(x, name, alpha=alpha), x + alpha * pe)
-    later = torch.from_numpy(float32(name, dim, [first + 300 + k for k in range(length)]))
-    assert torch.equal(sinpe.add(x, name, start=300), x + later)
-    starts = sinpe.add(x, name, start=torch.tensor([0, 300]))
-    assert torch.equal(starts[0], x[0] + pe) and torch.equal(starts[1], x[1] + later)
-    relative = sinpe.positions.relative(4)
-    want = torch.from_numpy(float32(name, dim, [3, 2, 1, 0, -1, -2, -3]))
-    assert torch.equal(sinpe.encode(relative, sinpe.convention(name, dim)), want)
-    assert torch.equal(sinpe.add(x[:, :7], name, positions=relative), x[:, :7] + want)
-
-
-@pytest.mark.parametrize("name", ["mae2d", "timm2d", "detr2d", "monai3d"])
-def test_every_form_of_a_grid(name: str, backend: str) -> None:
-    """Channels last, channels first, flattened with class tokens, cropped, with positions, scaled."""
-    shape, corner = (4, 5, 2)[: FORMULAS[name][1]], (2, 3, 1)[: FORMULAS[name][1]]
-    cells = [tuple(STARTS.get(name, 0) + k for k in cell) for cell in np.ndindex(*shape)]
-    pe = torch.from_numpy(float32(name, 12, cells)).reshape(*shape, 12)
-    x = torch.randn(2, *shape, 12, generator=torch.Generator().manual_seed(SEED))
-    assert torch.equal(sinpe.add(x, name, scale=3.3, alpha=0.37), x * 3.3 + torch.tensor(0.37) * pe)
-    channels_first = x.movedim(-1, 1).contiguous()
-    assert torch.equal(sinpe.add(channels_first, name, channel_dim=1), channels_first + pe.movedim(-1, 0))
-    tokens = torch.cat([torch.randn(2, 1, 12), x.flatten(1, -2)], 1)
-    want = torch.cat([tokens[:, :1], tokens[:, 1:] + pe.flatten(0, -2)], 1)
-    assert torch.equal(sinpe.add(tokens, name, grid_shape=shape, extra_tokens=1), want)
-    flat = sinpe.add(x.flatten(1, -2), name, positions=torch.tensor(cells))
-    assert torch.equal(flat, (x + pe).flatten(1, -2))
-    cropped = [tuple(c + s for c, s in zip(cell, corner, strict=True)) for cell in cells]
-    want = x + torch.from_numpy(float32(name, 12, cropped)).reshape(*shape, 12)
-    assert torch.equal(sinpe.add(x, name, start=corner), want)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from pathlib import Path
 from typing import get_args
@@ -19,33 +18,10 @@ from sinpe_ext.encodings.encoding import Encoding
 from sinpe_ext.encodings.grid import GridEncoding
 from sinpe_ext.encodings.plan import plan
 from sinpe_ext.encodings.resolve import name_of
-from sinpe_ext.reference import exact
-
-FORMULA_ERROR = 1e-12  # of the float64 formula below at position 998.25
 
 
 def test_names_for_type_checkers() -> None:
     assert get_args(catalogue._RowName) == tuple(CATALOGUE) and get_args(catalogue._GridName) == tuple(GRIDS)
-
-
-def test_diffusers_timestep_embedding() -> None:
-    """get_timestep_embedding(t, dim, flip_sin_to_cos, downscale_freq_shift): ddpm, adm, and shifts in between."""
-    for encoding, flip, shift in (
-        (convention("ddpm", 32), False, 1),
-        (convention("adm", 33), True, 0),
-        (convention("adm", 32, shift=0.5), True, 0.5),
-    ):
-        half = encoding.dim // 2
-        angles = [998.25 * math.exp(-math.log(10000) * i / (half - shift)) for i in range(half)]
-        sin, cos = [math.sin(a) for a in angles], [math.cos(a) for a in angles]
-        expected = (cos + sin if flip else sin + cos) + [0.0] * (encoding.dim % 2)
-        got = [exact.float64(plan(encoding), 998.25, channel) for channel in range(encoding.dim)]
-        assert got == pytest.approx(expected, rel=0, abs=FORMULA_ERROR)
-
-
-def test_small_documented_table() -> None:
-    encoding = convention("doubled_index", 6, exponent_dim=2)
-    assert encoding.timescales() == (1.0, 1e4, 1e8, 1e12, 1e16, 1e20)
 
 
 def test_conventions_lists_every_name() -> None:

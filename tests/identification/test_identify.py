@@ -10,6 +10,7 @@ import warnings
 import numpy
 import pytest
 import torch
+from test_identify_numbers import naive
 
 import sinpe_ext as sinpe
 from sinpe_ext.encodings.catalogue import CATALOGUE
@@ -192,32 +193,20 @@ def test_rotary_cache_of_cos_and_sin() -> None:
 # --------------------------------------------------------------------------------------------------- float32 angles
 
 
-def naive(length: int, dim: int, form: str) -> torch.Tensor:
-    """The float32 formulas of common tutorials, and another."""
-    position = torch.arange(length, dtype=torch.float32)[:, None]
-    steps = torch.arange(0, dim, 2)
-    if form == "float32_exp":
-        angle = position * torch.exp(steps.float() * (-math.log(10000.0) / dim))
-    elif form == "float32_pow":
-        angle = position / torch.pow(10000.0, steps / dim)
-    else:
-        angle = position * torch.pow(10000.0, -steps / dim)
-    return torch.stack([angle.sin(), angle.cos()], -1).reshape(length, dim)
-
-
 @pytest.mark.parametrize(
     ("form", "length", "storage"),
     [
-        *itertools.product(("float32_exp", "float32_pow"), (64, 5000), (torch.float32,)),
-        ("float32_exp", 5000, torch.bfloat16),
-        ("float32_pow", 5000, torch.bfloat16),  # at 64 rows, bfloat16 hides errors of 4e-6
-        ("other", 5000, torch.float32),
+        *itertools.product(("exp", "pow"), (64, 5000), (torch.float32,)),
+        ("exp", 5000, torch.bfloat16),
+        ("pow", 5000, torch.bfloat16),  # at 64 rows, bfloat16 hides errors of 4e-6
+        ("power", 5000, torch.float32),
     ],
 )
 def test_float32_angle_errors(form: str, length: int, storage: torch.dtype) -> None:
-    match = found(naive(length, 128, form).to(storage))
-    assert (match.name, match.float32_angle) == ("paper", form)
-    assert (f'angle="{form}"' in match.note) == (form != "other")
+    match = found(naive(form, length, Encoding(128), storage))
+    angle = {"exp": "float32_exp", "pow": "float32_pow", "power": "other"}[form]
+    assert (match.name, match.float32_angle) == ("paper", angle)
+    assert (f'angle="{angle}"' in match.note) == (form != "power")
 
 
 def test_exact_tables_have_no_angle_errors() -> None:

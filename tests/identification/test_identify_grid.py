@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_identify import found
 
 import sinpe_ext as sinpe
 from sinpe_ext.encodings.grid import GridEncoding
@@ -21,13 +22,6 @@ MAE = sinpe.table((14, 14), sinpe.convention("mae2d", 64), flatten=True)
 
 def grid_table(grid: GridEncoding, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return sinpe.table(shape, grid, dtype=torch.float64).to(dtype)
-
-
-def found(held: torch.Tensor, **fields: Any) -> sinpe.Match:
-    matches = sinpe.identify(held, **fields)
-    assert matches, matches.reason
-    assert eval(matches[0].code, {"sinpe": sinpe}) == matches[0].encoding
-    return matches[0]
 
 
 @pytest.mark.parametrize("name", GRIDS)

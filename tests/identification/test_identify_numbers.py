@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from typing import Any
 
 import pytest
@@ -127,30 +126,6 @@ def test_round_numbers(number: int) -> None:
         layout = "sin_cos" if "shift" in fields else "interleaved"  # the named conventions with that shift
         encoding = with_fields(dim, fields, layout=layout)
         check(naive("exp", rows, encoding, (FLOAT16, BFLOAT16)[number // 2 % 2]), encoding)
-
-
-def random_encoding(seed: int) -> tuple[str, int, Encoding]:
-    """A plausible table: up to 5000 rows and 1024 channels, angles up to 50000."""
-    draw = random.Random(seed)
-    dim = draw.choice((12, 16, 32, 64, 128, 192, 256, 320, 384, 512, 768, 1024))
-    rows = draw.choice((3, 5, 8, 10, 16, 32, 50, 64, 100, 200, 300, 512, 1000, 2048, 5000))
-    rows = min(rows, 2**19 // dim)
-    fields = {
-        "base": draw.choice((1e4, 1e5, 500.0, 1e6, 50.0, 2048.0, 1234.0, 1000.0, 20.0, 5000.0, 8192.0, 77.0, 32000.0)),
-        "amplitude": draw.choice((1.0, 1.0, 0.1, "1/sqrt(d)", "sqrt(d)", 0.5, 0.02, 2.0, 0.25)),
-        "position_scale": draw.choice((1.0, 1.0, 20.0, 0.1, 1 / 30, 2 * math.pi, 0.5, 10.0, 7 / 12, 1 / 64, 0.01, 8.0)),
-        "shift": draw.choice((0, 0, 1)),
-        "start": draw.choice((0, 0, 0, 1, 2, 10, 100)),
-        "layout": draw.choice(LAYOUTS),
-    }
-    return draw.choice(FORMS), rows, with_fields(dim, fields)
-
-
-@pytest.mark.sampled(8, "drawn cases")
-@pytest.mark.parametrize("seed", range(60))
-def test_random_round_numbers(seed: int) -> None:
-    form, rows, encoding = random_encoding(seed)
-    check(naive(form, rows, encoding), encoding)
 
 
 def test_step_of_20_and_one_frequency() -> None:

@@ -120,15 +120,6 @@ def test_usual_formulas(dim: int, backend: str) -> None:
         assert torch.allclose(sinpe.table(LENGTH, dim), exp_form(dim, position), rtol=0, atol=1e-4)
 
 
-def test_exponent_dim_from_the_number_of_rows(backend: str) -> None:
-    """A tutorial variant whose exponent uses the number of rows, 2, instead of the width."""
-    position = torch.tensor([[0.0], [1.0]])
-    even, odd = torch.arange(0, 6, 2), torch.arange(1, 6, 2)
-    want = interleaved(position / torch.pow(10000, (2 * even) / 2), position / torch.pow(10000, (2 * odd) / 2), 6)
-    encoding = sinpe.convention("doubled_index", 6, exponent_dim=2, angle="float32_pow")
-    assert torch.equal(sinpe.table(2, encoding), want)
-
-
 def test_every_field() -> None:
     """Other fields change float32 angles as they change exact ones, to float32 accuracy at small positions."""
     for fields in (
@@ -146,22 +137,6 @@ def test_every_field() -> None:
         for angle in ("float32_exp", "float32_pow"):
             got = sinpe.table(9, exact.replace(angle=angle))
             assert torch.allclose(got, sinpe.table(9, exact), rtol=0, atol=2e-6), (fields, angle)
-
-
-@pytest.mark.parametrize("angle", ["float32_exp", "float32_pow"])
-def test_add(angle: str, backend: str) -> None:
-    encoding = sinpe.Encoding(8, angle=angle, start=3)
-    rows, mask = sinpe.table(6, encoding), torch.arange(6) > 3
-    for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        x, acc = torch.randn(2, 6, 8).to(dtype), torch.float64 if dtype == torch.float64 else torch.float32
-        want = (x.to(acc) * 0.5 + rows.to(acc) * 3.0).to(dtype)
-        masked = sinpe.add(x, encoding, scale=0.5, alpha=torch.tensor([3.0]), padding_mask=mask)
-        assert torch.equal(masked, torch.where(mask.unsqueeze(-1), (x.to(acc) * 0.5).to(dtype), want))
-        assert torch.equal(sinpe.add(x, encoding, start=torch.tensor([4, 0]))[1], sinpe.add(x, encoding)[1])
-        assert torch.equal(sinpe.SinusoidalPositionalEncoding(8, encoding=encoding).eval()(x), sinpe.add(x, encoding))
-        assert torch.equal(sinpe.add_(x.clone(), encoding, scale=0.5, alpha=3.0), want)
-    out = torch.empty(6, 16)[:, ::2]
-    assert torch.equal(sinpe.table(6, encoding, out=out), rows)
 
 
 def test_gradients() -> None:

@@ -20,7 +20,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import check_exact, close_float64, on, same
-from strategies import DTYPES, INT64_MAX, INT64_MIN, encodings, positions, whole_positions
+from strategies import DTYPES, INT64_MAX, INT64_MIN, encodings, examples, positions, whole_positions
 
 import sinpe_ext as sinpe
 import sinpe_ext.numpy as sinpe_numpy
@@ -49,6 +49,7 @@ def check_backends(make: Callable[[], torch.Tensor], make_numpy: Callable[[Any],
 
 
 @pytest.mark.usefixtures("need_kernels")
+@examples(100)
 @given(encodings(), st.data(), st.sampled_from(DTYPES), st.lists(st.integers(0, 2**20)))
 def test_rows(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, entries: list[int]) -> None:
     """`table` at any start, and `encode` of any positions."""
@@ -143,7 +144,10 @@ def digest_of(table: np.ndarray) -> str:
     return hashlib.sha256(table.astype("<f4", copy=False).data).hexdigest()
 
 
-@pytest.mark.parametrize(("setting", "threads"), [("compiled", 1), ("compiled", 3), ("eager", 2)])
+EAGER = pytest.param("eager", 2, marks=pytest.mark.thorough("test_rows, with other encodings"))
+
+
+@pytest.mark.parametrize(("setting", "threads"), [("compiled", 1), ("compiled", 3), EAGER])
 def test_published_sha256(setting: str, threads: int, request: pytest.FixtureRequest) -> None:
     """Per instruction set: test_invariance.py; with the C interface: `ctest -R digest`."""
     if setting == "compiled":

@@ -1,4 +1,4 @@
-"""The reference implementation's rows: equal to integer arithmetic bit by bit, whatever the blocks, also in NumPy."""
+"""The reference implementation's rows: equal to integer arithmetic bit by bit, whatever the blocks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 import struct
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 import torch
-from ulp import CLOSEST, same_bits
+from test_exact import ENCODINGS, INT64_MAX, INT64_MIN
+from ulp import same_bits
 
 import sinpe_ext
 from sinpe_ext import reference
@@ -17,30 +17,6 @@ from sinpe_ext.encodings.encoding import Encoding
 from sinpe_ext.encodings.plan import Plan, plan
 from sinpe_ext.reference import arrays, exact
 
-INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
-
-ENCODINGS = {
-    "paper": Encoding(64),
-    "t2t": Encoding(64, layout="sin_cos", shift=1),
-    "cos_sin": Encoding(66, layout="cos_sin"),
-    "odd": Encoding(33),
-    "odd_halves": Encoding(33, layout="sin_cos"),
-    "odd_pad": Encoding(33, layout="cos_sin", odd="pad"),
-    "odd_round": Encoding(33, layout="cos_sin", odd="round"),
-    "own": Encoding(64, cos_frequency="own"),
-    "own_odd_halves": Encoding(31, cos_frequency="own", layout="cos_sin"),
-    "own_tiny": Encoding(64, cos_frequency="own", exponent_scale=2, exponent_dim=16),  # example 001a, and smaller
-    "flux": Encoding(32, layout="cos_sin", position_scale=1000),
-    "nerf": Encoding(20, base=0.5, exponent_scale=10, unit="half_turn"),  # sines of whole turns: exact zeros
-    "turns": Encoding(10, frequencies=(0.25, -2.5, 0.0, 2.0**40, 1 / 12), unit="turn"),
-    "extreme": Encoding(8, frequencies=(1e-60, -1e-20, 3.0**30, -0.3)),
-    "amplitude": Encoding(64, amplitude=-0.125 / 3),
-    "amplitude_tie": Encoding(64, amplitude=1 + 2.0**-24),  # halfway between two float32
-    "amplitude_small": Encoding(8, amplitude=1e-40),
-    "amplitude_large": Encoding(8, amplitude=1e300),
-    "dim_1": Encoding(1),
-    "dim_1_pad": Encoding(1, odd="pad"),
-}
 INTEGERS = [
     *range(-5, 70),
     *(sign * (2**k + d) for k in range(7, 63, 3) for d in (-1, 0, 1) for sign in (-1, 1)),
@@ -79,7 +55,8 @@ def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     yield request.param
 
 
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.sampled("values")
+@pytest.mark.parametrize("name", [name for name in ENCODINGS if name != "smallest"])  # float64 products are zero there
 def test_rows_equal_integer_evaluation(name: str, block: int) -> None:
     of = plan(ENCODINGS[name])
     integers = INTEGERS[:: 9 if of.dim > 20 else 2]
@@ -94,15 +71,6 @@ def test_rows_equal_integer_evaluation(name: str, block: int) -> None:
         check_entries(of, [start + row for row in picked], rows[picked])
 
 
-def test_closest_approaches_to_zero() -> None:
-    for dim, position, pair in (*CLOSEST, (512, 2**24 + 1, 0)):
-        p = plan(Encoding(dim))
-        by_table = reference.table(p, 40, position - 37, torch.float32)[37]
-        by_encode = reference.encode(p, torch.tensor([position]), torch.float32)[0]
-        for channel in (2 * pair, 2 * pair + 1):
-            assert float(by_table[channel]) == float(by_encode[channel]) == exact.float32(p, position, channel)
-
-
 def test_cosines_beside_the_midpoint_of_two_floats(backend: str) -> None:
     """The error of cos is absolute however small the angle is: float64 rounds these cosines to the midpoint itself."""
     middle, sides = math.acos(1 - 2.0**-25), set()
@@ -115,51 +83,24 @@ def test_cosines_beside_the_midpoint_of_two_floats(backend: str) -> None:
     assert len(sides) == 2
 
 
-@pytest.mark.parametrize("name", ENCODINGS)
-def test_bits_do_not_depend_on_blocks_or_library(name: str, block: int) -> None:
+@pytest.mark.sampled("values")
+@pytest.mark.parametrize("name", ["paper", "odd_halves", "odd_pad", "own_odd_halves", "turns", "dim_1"])
+def test_bits_do_not_depend_on_blocks(name: str, block: int) -> None:
     p, start, length = plan(ENCODINGS[name]), -60, 131
-    whole = reference.table(p, length, start, torch.float32)
-    parts = [reference.table(p, n, start + first, torch.float32) for first, n in ((0, 1), (1, 63), (64, 60), (124, 7))]
-    assert same_bits(whole, torch.cat(parts))
-    positions = torch.arange(start, start + length)
     order = torch.randperm(length, generator=torch.Generator().manual_seed(1))
-    assert same_bits(whole[order], reference.encode(p, positions[order], torch.float32))
-    for dtype in (torch.bfloat16, torch.float16):  # the float32 value, rounded again
-        assert torch.equal(reference.table(p, length, start, dtype), whole.to(dtype))
-        assert torch.equal(reference.encode(p, positions.double(), dtype), whole.to(dtype))
-    if block < 2**16:
-        return
-    floats = np.array([*FLOATS, np.nan, np.inf])
-    for t, n in ((torch.float32, np.float32), (torch.float64, np.float64)):
-        assert same_bits(reference.table(p, 100, -9, t), reference.table(p, 100, -9, np.dtype(n), xp=np))
-        for given in (np.array(INTEGERS), floats):
-            got = reference.encode(p, torch.from_numpy(given), t)
-            assert same_bits(got.nan_to_num(7), np.nan_to_num(reference.encode(p, given, np.dtype(n), np), nan=7))
+    for dtype in (torch.float32, torch.float64):
+        whole = reference.table(p, length, start, dtype)
+        parts = [reference.table(p, n, start + first, dtype) for first, n in ((0, 1), (1, 63), (64, 60), (124, 7))]
+        assert same_bits(whole, torch.cat(parts))
+        assert same_bits(whole[order], reference.encode(p, torch.arange(start, start + length)[order], dtype))
 
 
-def test_shapes_and_non_finite_positions() -> None:
-    for encoding in (Encoding(6), Encoding(1, odd="pad"), Encoding(7, odd="pad")):
-        p = plan(encoding)
-        for shape in ((), (1,), (0,), (3, 0), (2, 1, 3)):
-            for dtype in (torch.int64, torch.float32, torch.float64):
-                got = reference.encode(p, torch.full(shape, 3, dtype=dtype), torch.float32)
-                assert torch.equal(got, reference.table(p, 1, 3, torch.float32)[0].expand(*shape, encoding.dim))
-        for width in (torch.float32, torch.float64):
-            got = reference.encode(p, torch.tensor([1.0, math.nan, math.inf, -math.inf, 2.0]), width)
-            used = p.n0 + p.n1
-            assert got[1:4, :used].isnan().all() and (got[:, used:] == 0).all()
-            assert torch.equal(got[[0, 4]], reference.table(p, 2, 1, width))
-    assert reference.table(plan(Encoding(6)), 0, 3, torch.float64).shape == (0, 6)
-
-
-def test_device_and_threads() -> None:
-    assert reference.table(plan(Encoding(8)), 5, 0, torch.float32, "meta").shape == (5, 8)
-    with torch.device("meta"):  # the default device must not affect the constants
+def test_default_device_does_not_affect_the_constants() -> None:
+    with torch.device("meta"):
         assert reference.table(plan(Encoding(8)), 5, 0, torch.float32).device.type == "cpu"
-    p, before = plan(Encoding(96)), torch.get_num_threads()
-    rows = []
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        rows.append(reference.table(p, 3000, 7, torch.float32))
-    torch.set_num_threads(before)
-    assert same_bits(*rows)
+    assert reference.table(plan(Encoding(8)), 5, 0, torch.float32, "meta").shape == (5, 8)
+
+
+def test_non_finite_positions_leave_zero_channels() -> None:
+    got = reference.encode(plan(Encoding(7, odd="pad")), torch.tensor([1.0, math.nan, math.inf]), torch.float32)
+    assert got[1:, :6].isnan().all() and not got[0].isnan().any() and (got[:, 6] == 0).all()
