@@ -14,7 +14,6 @@ import torch
 from children import library_environment, run
 from test_compile import (
     DROPPING,
-    GRID,
     LEARNED,
     LIMITED,
     SIZED,
@@ -155,17 +154,6 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 def test_export_refuses_to_fix_sizes(name: str, strict: bool) -> None:
     with pytest.raises(Exception, match=REFUSED[name][1]):
         export([REFUSED[name][0]], strict)
-
-
-def test_grid_of_any_size() -> None:
-    class Patches(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return sinpe.add(x, GRID)
-
-    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("height"), 2: torch.export.Dim("width")}
-    program = torch.export.export(Patches(), (inputs().picture,), dynamic_shapes={"x": sizes})
-    other = inputs(4, 7).picture
-    assert torch.equal(program.module()(other), sinpe.add(other, GRID))
 
 
 FIRST_USE = """
