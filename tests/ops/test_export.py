@@ -72,6 +72,7 @@ def exported(model: nn.Module, strict: bool = False) -> Any:
 
 
 @pytest.mark.bad_input(25, "compiled", "layer", "embedding", "timestep")
+@pytest.mark.sampled("values")
 @pytest.mark.parametrize("model", [Model().eval(), Training()], ids=["eval", "train"])
 @pytest.mark.parametrize("strict", [False, True])
 def test_program_serves_all_sizes_and_can_be_saved(strict: bool, model: nn.Module) -> None:
@@ -120,6 +121,7 @@ def export(calls: list[Callable[[Tensor], Any]], strict: bool) -> Any:
 GROUPS = [[*SIZED][first : first + 6] for first in range(0, len(SIZED), 6)]
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("number", range(len(GROUPS)), ids=[" | ".join(group) for group in GROUPS])
 def test_export_keeps_sizes(number: int, strict: bool) -> None:
@@ -149,6 +151,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 }
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", REFUSED)
 def test_export_refuses_to_fix_sizes(name: str, strict: bool) -> None:

@@ -157,6 +157,7 @@ class WithBuffers(nn.Module):
         return [call(x, **{name: getattr(self, at) for name, at in given.items()}) for call, given in self.cases]
 
 
+@pytest.mark.sampled(3, "a graph each; the first has the forms that the table of public calls has not")
 @pytest.mark.parametrize("name", BUFFERS)
 def test_arguments_in_buffers_with_dynamic_sizes(name: str) -> None:
     """Sizes of buffers are fixed, those of x are symbols: each check compares them with ==, which guards."""
