@@ -14,7 +14,6 @@ import torch
 from children import library_environment, run
 from test_compile import (
     DROPPING,
-    GRID,
     LEARNED,
     LIMITED,
     SIZED,
@@ -73,6 +72,7 @@ def exported(model: nn.Module, strict: bool = False) -> Any:
 
 
 @pytest.mark.bad_input(25, "compiled", "layer", "embedding", "timestep")
+@pytest.mark.sampled("values")
 @pytest.mark.parametrize("model", [Model().eval(), Training()], ids=["eval", "train"])
 @pytest.mark.parametrize("strict", [False, True])
 def test_program_serves_all_sizes_and_can_be_saved(strict: bool, model: nn.Module) -> None:
@@ -121,6 +121,7 @@ def export(calls: list[Callable[[Tensor], Any]], strict: bool) -> Any:
 GROUPS = [[*SIZED][first : first + 6] for first in range(0, len(SIZED), 6)]
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("number", range(len(GROUPS)), ids=[" | ".join(group) for group in GROUPS])
 def test_export_keeps_sizes(number: int, strict: bool) -> None:
@@ -150,22 +151,12 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str]] = {
 }
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", REFUSED)
 def test_export_refuses_to_fix_sizes(name: str, strict: bool) -> None:
     with pytest.raises(Exception, match=REFUSED[name][1]):
         export([REFUSED[name][0]], strict)
-
-
-def test_grid_of_any_size() -> None:
-    class Patches(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return sinpe.add(x, GRID)
-
-    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("height"), 2: torch.export.Dim("width")}
-    program = torch.export.export(Patches(), (inputs().picture,), dynamic_shapes={"x": sizes})
-    other = inputs(4, 7).picture
-    assert torch.equal(program.module()(other), sinpe.add(other, GRID))
 
 
 FIRST_USE = """

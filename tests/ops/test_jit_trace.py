@@ -10,16 +10,15 @@ import pytest
 import torch
 from public_calls import CALLS as PUBLIC
 from public_calls import TENSORS
-from torch import nn
+from test_compile import SIZED, D
+from torch import Tensor, nn
 
 import sinpe_ext as sinpe
 from sinpe_ext.integrations import swap
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated, and warns about sizes
 MESSAGE = r"^torch.jit.trace: expected .* use torch.export.export or torch.compile, and for ONNX .*dynamo=True"
-D = 12
-GRID = sinpe.convention("mae2d", D)
-X, IMAGE, IDS = torch.randn(2, 5, D), torch.randn(2, 3, 4, D), torch.randint(20, (2, 5))
+X, IDS = torch.randn(2, 5, D), torch.randint(20, (2, 5))
 
 
 def swapped() -> nn.Module:
@@ -28,7 +27,7 @@ def swapped() -> nn.Module:
             super().__init__()
             self.register_buffer("pe", sinpe.table(50, D)[None])
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x: Tensor) -> Tensor:
             return x + self.pe[:, : x.size(1)]  # type: ignore[index]
 
     model = PositionalEncoding().eval()
@@ -36,31 +35,22 @@ def swapped() -> nn.Module:
     return model
 
 
-CALLS: dict[str, tuple[Callable[[], Callable[..., Any]], torch.Tensor]] = {
-    "table": (lambda: lambda x: x + sinpe.table(x.size(1), D), X),
-    "table, start": (lambda: lambda x: x + sinpe.table(5, D, start=x.size(1)), X),
-    "table, out": (lambda: lambda x: sinpe.table(5, D, out=torch.empty_like(x[0])), X),
-    "table of a grid": (lambda: lambda x: x + sinpe.table((3, 4), GRID), IMAGE),
-    "float32 angles": (lambda: lambda x: sinpe.add(x, sinpe.Encoding(D, angle="float32_exp")), X),
-    "out": (lambda: lambda x: sinpe.add(x, out=torch.empty_like(x)), X),
-    "positions.relative": (lambda: lambda x: sinpe.positions.relative(x.size(1)), X),
-    "positions.grid": (lambda: lambda x: sinpe.positions.grid((x.size(1), 2)), X),
-    "positions.packed": (lambda: lambda ends: sinpe.positions.packed(ends), torch.tensor([0, 3, 5])),
-    "layer": (lambda: sinpe.SinusoidalPositionalEncoding(D, max_len=9).eval(), X),
-    "embedding": (lambda: sinpe.SinusoidalEmbedding(20, D).eval(), IDS),
-    "timesteps": (lambda: sinpe.TimestepEncoding(D), X[:, 0, 0]),
-    "a swapped module": (swapped, X),
-    **{
-        f"{name}, {tensor}": (lambda name=name, tensor=tensor: PUBLIC[name].of(tensor)[0], PUBLIC[name].tensors[tensor])
-        for name, tensor in TENSORS
-    },
+CALLS: dict[str, tuple[Callable[..., Any], Tensor]] = {
+    "table, out": (lambda x: sinpe.table(5, D, out=torch.empty_like(x[0])), X),
+    "float32 angles": (lambda x: sinpe.add(x, sinpe.Encoding(D, angle="float32_exp")), X),
+    "out": (lambda x: sinpe.add(x, out=torch.empty_like(x)), X),
+    "layer": (sinpe.SinusoidalPositionalEncoding(D, max_len=9).eval(), X),
+    "embedding": (sinpe.SinusoidalEmbedding(20, D).eval(), IDS),
+    "timesteps": (sinpe.TimestepEncoding(D), X[:, 0, 0]),
+    "a swapped module": (swapped(), X),
+    **{name: (call, X) for name, call in SIZED.items() if not name.startswith("positions.from_")},
+    **{f"{name}, {tensor}": (PUBLIC[name].of(tensor)[0], PUBLIC[name].tensors[tensor]) for name, tensor in TENSORS},
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_refused(name: str, backend: str) -> None:
-    make, given = CALLS[name]
-    call = make()
+    call, given = CALLS[name]
     want = call(given.clone())  # also after a call that has filled every cache
     message = f"{MESSAGE}|stateless API"  # torch refuses functional_call by itself
     with torch.set_grad_enabled(backend == "compiled"), pytest.raises(RuntimeError, match=message):
@@ -71,7 +61,6 @@ def test_refused(name: str, backend: str) -> None:
 @pytest.mark.parametrize("name", ["layer", "embedding", "timesteps", "a swapped module"])
 def test_older_onnx_exporter_is_refused(name: str) -> None:
     pytest.importorskip("onnx")
-    make, given = CALLS[name]
-    model = nn.Sequential(make())  # type: ignore[arg-type]
+    call, given = CALLS[name]
     with pytest.raises(RuntimeError, match=MESSAGE):
-        torch.onnx.export(model.eval(), (given,), io.BytesIO(), dynamo=False)
+        torch.onnx.export(nn.Sequential(call).eval(), (given,), io.BytesIO(), dynamo=False)

@@ -18,6 +18,7 @@ ERRORS = (
 FIRST = list({call: (call, tensor) for call, tensor in reversed(TENSORS)}.values())
 
 
+@pytest.mark.sampled("values")
 @pytest.mark.parametrize("mode", ["real", "symbolic"])
 @pytest.mark.parametrize(("call", "tensor"), FIRST)
 def test_graph_equals_function(call: str, tensor: str, mode: str) -> None:

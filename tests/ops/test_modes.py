@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from public_calls import CALLS, TENSORS, B, D, S
+from public_calls import CALLS, MAKERS, TENSORS, B, D, Form, S
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -79,47 +79,31 @@ def test_no_operator_writes_to_an_argument_under_a_mode(call: str, tensor: str, 
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_fake_tensors_have_gradients(name: str, backend: str) -> None:
+def test_fake_and_meta_tensors_have_gradients(name: str, backend: str) -> None:
+    on_meta = MAKERS[name](Form(device="meta"))
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         fakes = {name: mode.from_tensor(t) for name, t in CALLS[name].tensors.items()}
-        for fake, made in zip(fakes.values(), gradients(CALLS[name].run, fakes), strict=True):
-            assert (made.shape, made.dtype, made.device) == (fake.shape, fake.dtype, fake.device)
+        made = gradients(CALLS[name].run, fakes)
+    made += gradients(on_meta.run, on_meta.tensors)
+    for got, given in zip(made, (*fakes.values(), *on_meta.tensors.values()), strict=True):
+        assert (got.shape, got.dtype, got.device) == (given.shape, given.dtype, given.device)
 
 
-def test_meta_tensors_have_gradients(backend: str) -> None:
-    at, x = torch.ones(4, device="meta", requires_grad=True), torch.ones(2, 4, D, device="meta")
-    for made in (sinpe.encode(at, D), sinpe.add(x, positions=at), sinpe.add(x, positions=at, dropout=0.1, seed=1)):
-        assert torch.autograd.grad(made.sum(), at)[0].is_meta
-
-
-def nested(name: str, compiler: str) -> Callable[..., Tensor]:
-    region = torch.compiler.nested_compile_region(lambda **given: CALLS[name].run(**given))
-    torch._dynamo.reset()
-
-    def twice(**given: Tensor) -> Tensor:
-        return region(**given) + region(**{name: t * 0.5 for name, t in given.items()})
-
-    compiled = torch.compile(twice, backend=compiler, fullgraph=True)
-    run, tensors = CALLS[name].run, CALLS[name].tensors
-    want = run(**tensors) + run(**{name: t * 0.5 for name, t in tensors.items()})
-    torch.testing.assert_close(compiled(**tensors), want, rtol=1e-12, atol=1e-12)
-    return compiled
-
-
-@pytest.mark.sampled(5, "test_compile has the graph of each call and of its gradients")
+@pytest.mark.sampled(8, "test_compile has the graph of each call and of its gradients")
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_nested_region(name: str) -> None:
-    compiled, run, tensors = nested(name, "aot_eager"), CALLS[name].run, CALLS[name].tensors
-    twice = lambda **given: run(**given) + run(**{name: t * 0.5 for name, t in given.items()})  # noqa: E731
-    for got, want in zip(gradients(compiled, tensors), gradients(twice, tensors), strict=True):
+    run, tensors = CALLS[name].run, CALLS[name].tensors
+    region = torch.compiler.nested_compile_region(lambda **given: run(**given))
+    torch._dynamo.reset()
+
+    def twice(run: Callable[..., Tensor], given: dict[str, Tensor]) -> Tensor:
+        return run(**given) + run(**{name: t * 0.5 for name, t in given.items()})
+
+    compiled = torch.compile(lambda **given: twice(region, given), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(**tensors), twice(run, tensors), rtol=1e-12, atol=1e-12)
+    wants = gradients(lambda **given: twice(run, given), tensors)
+    for got, want in zip(gradients(compiled, tensors), wants, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.thorough("test_nested_region, by another compiler")
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_nested_region_of_inductor(name: str) -> None:
-    """Values only: torch 2.13's own gradients of a region that is called twice are wrong in Inductor."""
-    nested(name, "inductor")
 
 
 def test_more_constants_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,61 +121,48 @@ def test_more_constants_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(vars(plans._constants)) == len(plans._names) <= 256
 
 
-STARTS, PLACES = torch.arange(B) * 7, torch.arange(B * S).reshape(B, S)
-MASK, IDS = torch.arange(B * S).reshape(B, S) % 3 == 1, torch.arange(B * S).reshape(B, S) % 5
-ROWS: dict[str, dict[str, Tensor]] = {
-    "start ()": {"start": torch.tensor(5)},
-    "start": {"start": STARTS},
-    "positions": {"positions": PLACES},
-    "positions (S,)": {"positions": PLACES[0]},
-    "positions (1, S)": {"positions": PLACES[:1]},
-    "fractions": {"positions": PLACES / 3},
-    "mask": {"padding_mask": MASK},
-    "mask (S,)": {"padding_mask": MASK[0]},
-    "start, mask": {"start": STARTS, "padding_mask": MASK},
-}
-AXES: dict[str, dict[str, Tensor]] = {
-    "start ()": {"start": torch.tensor(5)},
-    "start": {"start": torch.stack([STARTS, STARTS], -1)},
-    "positions": {"positions": torch.stack([PLACES, PLACES], -1)},
-    "mask": {"padding_mask": MASK},
-}
-WEIGHT = torch.randn(5, D)
-Case = tuple[Callable[..., Any], dict[str, Tensor]]
-BUFFERS: dict[str, list[Case]] = {
-    "add": [(sinpe.add, given) for given in ROWS.values()],
-    "embed": [(lambda x, **given: sinpe.embed(IDS, WEIGHT, **given), given) for given in ROWS.values()],
-    "grid": [(lambda x, **given: sinpe.add(x, "mae2d", grid_shape=(2, 2), **given), given) for given in AXES.values()],
-    "others": [
-        (sinpe.SinusoidalPositionalEncoding(D, 0.0, max_len=50), ROWS["start, mask"]),
-        (sinpe.add, {"alpha": torch.tensor([0.5])}),
-        (lambda x, **given: sinpe.add(x, dropout=0.5, **given), {"seed": torch.tensor([4])}),
-        (lambda x, at: x + sinpe.encode(at, D), {"at": torch.rand(B, S)}),
-        (lambda x, ids, past: helpers.from_padding_idx(ids, 1, past=past)[0], {"ids": IDS, "past": STARTS}),
-        (
-            lambda x, ends: sinpe.add(x[0], positions=helpers.packed(ends, S)),
-            {"ends": torch.tensor([0, 1, S])},
-        ),
-    ],
+PLACES, MASK = torch.arange(B * S).reshape(B, S), torch.arange(B * S).reshape(B, S) % 3 == 1
+Case = tuple[Callable[..., Any], dict[str, Any]]
+OF_X: list[Case] = [
+    (sinpe.add, {"start": torch.tensor(5)}),
+    (sinpe.add, {"positions": PLACES[0]}),
+    (sinpe.add, {"positions": PLACES[:1] / 3}),
+    (sinpe.add, {"padding_mask": MASK[0]}),
+    (functools.partial(sinpe.add, encoding="mae2d", grid_shape=(2, 2)), {"start": torch.tensor(5)}),
+    (sinpe.SinusoidalPositionalEncoding(D, 0.0, max_len=50), {"start": PLACES[:, 0], "padding_mask": MASK}),
+    (functools.partial(sinpe.add, dropout=0.5), {"seed": torch.tensor([4])}),
+    (lambda x, ids, past: helpers.from_padding_idx(ids, 1, past=past)[0], {"ids": PLACES, "past": PLACES[:, 0]}),
+    (lambda x, ends: sinpe.add(x[0], positions=helpers.packed(ends, S)), {"ends": torch.tensor([0, 1, S])}),
+]
+BUFFERS: dict[str, tuple[Tensor, list[Case]]] = {"x": (torch.randn(B, S, D), OF_X)} | {
+    name: (call.tensors["x"], [(lambda x, call=call, **given: call.run(x=x, **given), {**call.others, **call.tensors})])
+    for name, call in CALLS.items()
+    if "x" in call.tensors
 }
 
 
 class WithBuffers(nn.Module):
+    """Calls of x with the other tensors in buffers."""
+
     def __init__(self, cases: list[Case]) -> None:
         super().__init__()
-        self.cases = [(call, {name: f"{k}_{name}" for name in given}) for k, (call, given) in enumerate(cases)]
-        for k, (_, given) in enumerate(cases):
-            for name, value in given.items():
-                self.register_buffer(f"{k}_{name}", value)
+        self.cases = []
+        for k, (call, given) in enumerate(cases):
+            names = {name: f"{k}_{name}" for name, t in given.items() if isinstance(t, Tensor) and name != "x"}
+            self.cases.append((call, names))
+            for name, at in names.items():
+                self.register_buffer(at, given[name])
 
     def forward(self, x: Tensor) -> list[Tensor]:
         return [call(x, **{name: getattr(self, at) for name, at in given.items()}) for call, given in self.cases]
 
 
+@pytest.mark.sampled(3, "a graph each; the first has the forms that the table of public calls has not")
 @pytest.mark.parametrize("name", BUFFERS)
 def test_arguments_in_buffers_with_dynamic_sizes(name: str) -> None:
     """Sizes of buffers are fixed, those of x are symbols: each check compares them with ==, which guards."""
-    model, x = WithBuffers(BUFFERS[name]), torch.randn(B, S, D)
+    x, cases = BUFFERS[name]
+    model = WithBuffers(cases)
     torch._dynamo.reset()
     compiled = torch.compile(model, dynamic=True, fullgraph=True, backend="eager")
     for got, want in zip(compiled(x), model(x), strict=True):

@@ -8,22 +8,24 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from children import REPOSITORY, environment, run
+from public_calls import MAKERS, Form
 from torch import Tensor
 
 import sinpe_ext as sinpe
 from sinpe_ext import positions
 
 GENERATOR = torch.Generator().manual_seed(0)
-X, WEIGHT, IMAGE = (torch.randn(shape, generator=GENERATOR) for shape in ((2, 6, 8), (7, 8), (2, 3, 4, 16)))
+X, WEIGHT = torch.randn(2, 6, 8, generator=GENERATOR), torch.randn(7, 8, generator=GENERATOR)
 IDS = torch.tensor([[1, 2, 3, 0, 0, 5], [5, 5, 1, 0, 2, 2]])
 MASK = torch.tensor([[False, False, False, False, True, True], [False] * 6])
 MASK_2D = torch.arange(4).expand(2, 3, 4) > 2
-ALPHA, TIMES, POINTS = torch.tensor(0.3), X[0, 0].contiguous(), X[0, :, :4].reshape(3, 4, 2).contiguous()
+ALPHA, TIMES = torch.tensor(0.3), X[0, 0].contiguous()
 ROUNDED = sinpe.Encoding(8, angle="float32_exp")
 DROPS = {"dropout": 0.3, "seed": 1}
 
@@ -46,46 +48,32 @@ def loaded(device: str, pe: Tensor) -> Tensor:
     return layer(X.to(device))
 
 
-CALLS: dict[str, Callable[[str], Any]] = {
-    "table": lambda d: sinpe.table(5, 8, device=d),
+def public(name: str, device: str) -> Any:
+    call = MAKERS[name](Form(dtype=torch.float32, device=device))
+    if not call.tensors:
+        return call.run()
+    run = lambda *given: call.run(**dict(zip(call.tensors, given, strict=True)))  # noqa: E731
+    return grads(run, *call.tensors.values(), twice=bool({"at", "t"} & call.tensors.keys()))
+
+
+OWN = (
+    "SinusoidalPositionalEncoding",
+    "SinusoidalEmbedding",
+)  # torch's functional_call does not take the device's tensors
+CALLS: dict[str, Callable[[str], Any]] = {name: partial(public, name) for name in MAKERS if name not in OWN} | {
     "table, out": lambda d: sinpe.table(5, 8, out=torch.empty(5, 8, dtype=torch.bfloat16, device=d)),
-    "table of a grid": lambda d: sinpe.table((3, 4), "mae2d", dim=16, device=d),
     "table, float32 angles": lambda d: sinpe.table(5, ROUNDED, device=d),
-    "encode": lambda d: sinpe.encode(torch.arange(5).to(d), 8),
     "encode, float32 angles": lambda d: sinpe.encode(TIMES.to(d), ROUNDED),
-    "encode, derivatives": lambda d: grads(lambda p: sinpe.encode(p, 8), TIMES.to(d), twice=True),
-    "encode of a grid": lambda d: grads(lambda p: sinpe.encode(p, "mae2d", dim=16), POINTS.to(d), twice=True),
-    "add": lambda d: sinpe.add(X.to(d)),
     "add, scale and alpha": lambda d: sinpe.add(X.to(d).bfloat16(), alpha=0.3, scale=2.0),
-    "add, starts": lambda d: sinpe.add(X.to(d), start=torch.tensor([3, 9]).to(d)),
-    "add, mask": lambda d: sinpe.add(X.to(d), padding_mask=MASK.to(d)),
-    "add, alpha in a tensor": lambda d: sinpe.add(X.to(d), alpha=ALPHA.to(d)),
-    "add, sequence first": lambda d: sinpe.add(X.to(d), seq_dim=0, **DROPS),
     "add, out": lambda d: sinpe.add(X.to(d), alpha=0.5, out=torch.empty(2, 6, 8, device=d), **DROPS),
-    "add_": lambda d: sinpe.add_(X.to(d).clone(), alpha=0.5, **DROPS),
-    "add, derivatives": lambda d: grads(
-        lambda x, alpha, p: sinpe.add(x, alpha=alpha, positions=p, **DROPS),
-        *(t.to(d) for t in (X, ALPHA, X[0, :, 0].contiguous())),
-        twice=True,
-    ),
     "add, gradient of alpha": lambda d: grads(lambda x, a: sinpe.add(x, alpha=a), X.to(d), ALPHA.to(d)),
     "add, float32 angles": lambda d: grads(
         lambda x, alpha: sinpe.add(x, ROUNDED, alpha=alpha, **DROPS), X.to(d), ALPHA.to(d)
     ),
-    "embed": lambda d: sinpe.embed(IDS.to(d), WEIGHT.to(d)),
     "embed, gradients": lambda d: grads(
         lambda w, a: sinpe.embed(IDS.to(d), w, alpha=a, padding_idx=0, scale=3.0, **DROPS), WEIGHT.to(d), ALPHA.to(d)
     ),
     "embed, bfloat16": lambda d: grads(lambda w: sinpe.embed(IDS.to(d), w, **DROPS), WEIGHT.to(d).bfloat16()),
-    "embed, padding": lambda d: sinpe.embed(IDS.to(d), WEIGHT.to(d), padding_idx=0, encode_padding=False),
-    "a grid": lambda d: grads(lambda x, a: sinpe.add(x, "mae2d", alpha=a, **DROPS), IMAGE.to(d), ALPHA.to(d)),
-    "a grid, positions": lambda d: grads(lambda x, p: sinpe.add(x, "mae2d", positions=p), IMAGE.to(d), POINTS.to(d)),
-    "a grid, channels first": lambda d: sinpe.add(
-        IMAGE.movedim(-1, 1).contiguous().to(d), "mae2d", channel_dim=1, padding_mask=MASK_2D.to(d)
-    ),
-    "a grid, extra tokens": lambda d: sinpe.add(
-        IMAGE.flatten(1, 2)[:, :9].to(d), "mae2d", grid_shape=(2, 4), extra_tokens=1, **DROPS
-    ),
     "packed": lambda d: positions.packed(torch.tensor([0, 2, 5]).to(d)),
     "relative": lambda d: positions.relative(5, device=d),
     "from_padding_mask": lambda d: positions.from_padding_mask(MASK.to(d)),
@@ -96,7 +84,6 @@ CALLS: dict[str, Callable[[str], Any]] = {
     "from_mask_2d, float32": lambda d: positions.from_mask_2d(MASK_2D.to(d), normalize=True, dtype=torch.float32),
     "layer": lambda d: grads(sinpe.SinusoidalPositionalEncoding(8, 0.0, learned_alpha=True).to(d), X.to(d)),
     "embedding layer": lambda d: sinpe.SinusoidalEmbedding.from_pretrained(WEIGHT, dropout=0.0).to(d)(IDS.to(d)),
-    "timesteps": lambda d: sinpe.TimestepEncoding(8).to(d)(torch.tensor([3, 9]).to(d)),
     "timesteps in float16": lambda d: sinpe.TimestepEncoding(8).half().to(d)(TIMES.to(d)),
     "checkpoint on the CPU": lambda d: loaded(d, sinpe.table(6, 8)),
     "checkpoint on the device": lambda d: loaded(d, sinpe.table(6, 8).to(d)),
@@ -123,30 +110,25 @@ def compare(name: str) -> str:
     return ""
 
 
-@pytest.fixture(scope="module")
-def differences() -> dict[str, str]:
-    code = """
-import json, single_device, test_no_float64 as tests
-print(json.dumps({name: tests.compare(name) for name in tests.CALLS}))
-"""
-    paths = os.pathsep.join(str(REPOSITORY / "tests" / folder) for folder in ("support", "ops"))
-    output, _ = run(code, environment(PYTHONPATH=paths))
-    return json.loads(output.splitlines()[-1])
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_the_results_of_the_cpu(name: str, differences: dict[str, str]) -> None:
-    assert differences[name] == ""
-
-
-def test_float64_is_refused() -> None:
-    """Of the device in the child: it raises, and so does from_mask_2d."""
-    code = """
-import torch, single_device, pytest
+CODE = """
+import json, pytest, torch, single_device, test_no_float64 as tests
 from sinpe_ext import positions
 with pytest.raises(TypeError, match="no float64"):
     torch.zeros(3, device="single").double()
 with pytest.raises(TypeError, match="dtype: expected torch.float32 on single, got torch.float64"):
     positions.from_mask_2d(torch.zeros(3, 4, dtype=torch.bool).to("single"), normalize=True, dtype=torch.float64)
+print(json.dumps({name: tests.compare(name) for name in tests.CALLS}))
 """
-    run(code, environment(PYTHONPATH=str(REPOSITORY / "tests" / "support")))
+
+
+@pytest.fixture(scope="module")
+def differences() -> dict[str, str]:
+    paths = os.pathsep.join(str(REPOSITORY / "tests" / folder) for folder in ("support", "ops"))
+    output, _ = run(CODE, environment(PYTHONPATH=paths))
+    return json.loads(output.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_results_of_the_cpu(name: str, differences: dict[str, str]) -> None:
+    """And float64 is refused, by the device and by from_mask_2d."""
+    assert differences[name] == ""

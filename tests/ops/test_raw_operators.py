@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from typing import Any
 
 import pytest
 import torch
-from children import execute
-from test_registration import operands
+from children import REPOSITORY, execute, library_environment
+from test_registration import op, operands, samples
 from torch import Tensor
 
 import sinpe_ext as sinpe
 from sinpe_ext.backend import loader
 from sinpe_ext.operations.plans import pack_plan
+from sinpe_ext.operator import OPERATORS
 
 B, S, D = 2, 5, 8
 MAX = 2**63 - 1
@@ -65,30 +67,6 @@ SIZE = "out: expected a number of elements within int64|overflow|allocate"
 FLOAT32 = torch.float32
 DROPS: dict[str, Any] = {"seed": torch.tensor(5), "drop_threshold": 9000}
 DAMAGED: dict[str, tuple[str | None, Any]] = {  # message, call
-    # half of an operand's storage was freed
-    "x": (f"^x: {FREED}", lambda: call("add", x=shrunk(x()))),
-    "plan": (f"^plan: {FREED}", lambda: call("add", x=x(), plan=shrunk(words().clone()))),
-    "out": (f"^out: {FREED}", lambda: call("add_out", shrunk(x()), x=x())),
-    "out of table": (f"^out: {FREED}", lambda: call("table_out", shrunk(x(S, D)), start=0)),
-    "positions": (f"^positions: {FREED}", lambda: call("encode", positions=shrunk(whole(S)), dim=D, dtype=FLOAT32)),
-    "positions of rows": (f"^positions: {FREED}", lambda: call("add_out", x(), x=x(), positions=shrunk(whole(1, S)))),
-    "mask": (f"^padding_mask: {FREED}", lambda: call("add", x=x(), padding_mask=shrunk(whole(1, S).bool()))),
-    "seed": (f"^seed: {FREED}", lambda: call("dropout", x=x(), seed=shrunk(whole(2)[1:]), drop_threshold=9000)),
-    "alpha": (f"^alpha: {FREED}", lambda: call("add", x=x(), alpha=shrunk(x(2)[1:]))),
-    "angular_frequencies": (
-        f"^angular_frequencies: {FREED}",
-        lambda: call("row_dots", grad=x(), angular_frequencies=shrunk(x(D).double())),
-    ),
-    "terms": (f"^terms: {FREED}", lambda: call("tree_sum", terms=shrunk(x(D).double()))),
-    "ids": (
-        f"^ids: {FREED}",
-        lambda: call("embed_backward", grad=x(), ids=shrunk(whole(B, S)), seed=None, num_embeddings=3),
-    ),
-    "grad": (
-        f"^grad: {FREED}",
-        lambda: call("embed_backward", grad=shrunk(x()), ids=whole(B, S), seed=None, num_embeddings=3),
-    ),
-    "weight": (f"^weight: {FREED}", lambda: call("embed", ids=whole(S), weight=shrunk(x(3, D)))),
     # shapes and types that do not fit
     **{
         f"positions of length {n}": (
@@ -138,6 +116,17 @@ def test_damaged_operand_is_rejected(damage: str) -> None:
     message, make = DAMAGED[damage]
     with pytest.raises(RuntimeError, match=message):
         make()
+
+
+@pytest.mark.bad_input(14, "compiled")
+@pytest.mark.parametrize("case", [case for case in samples(False) if not case.startswith("plan_")])
+def test_freed_operand_is_rejected(case: str) -> None:
+    """Half of its storage was freed."""
+    name, arguments = samples(False)[case]
+    for k, (field, a) in enumerate(zip([*OPERATORS[name].record_type._fields, "out"], arguments, strict=False)):
+        if isinstance(a, Tensor) and a.numel():
+            with pytest.raises(RuntimeError, match=f"^{field}: {FREED}"):
+                op(name)(*arguments[:k], shrunk(a.clone()), *arguments[k + 1 :])
 
 
 def test_sizes_at_the_end_of_int64() -> None:
@@ -191,67 +180,47 @@ def test_out_overlapping_an_operand_is_rejected(case: str) -> None:
 
 ATTACK = """
 import random, sys, torch
-import sinpe_ext as sinpe
-from sinpe_ext.operations import plans as packed_plan
+from test_registration import op, samples
 draw = random.Random(int(sys.argv[1]))
-assert sinpe.backend_info().device("cpu").backend == "compiled"
-FAR = [0, 1, -1, 2, 7, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, -(2**63)]
-PLANS = [packed_plan.pack_plan(e) for e in (sinpe.Encoding(8), sinpe.convention("fairseq", 8), sinpe.Encoding(7))]
-DTYPES = [torch.float32] * 5 + [torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
+FAR = [0, 1, -1, 2, 7, 2**62, 2**63 - 1, -(2**63)]  # no sizes that memory might hold
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
+SAMPLES = [(name, given) for name, given in samples(False).values() if not name.startswith("plan_")]
 
-def plan():
-    words = draw.choice(PLANS).clone()
-    for _ in range(draw.choice([0, 1, 1, 3])):
-        place = draw.randrange(20) if draw.random() < 0.7 else draw.randrange(len(words))
+def changed_words(words):
+    words = words.clone()
+    for _ in range(draw.choice([1, 1, 3])):
+        place = draw.randrange(min(20, len(words)) if draw.random() < 0.7 else len(words))
         words[place] = draw.choice([*FAR, int(words[place]) ^ (1 << draw.randrange(63))])
     return words[: draw.randrange(len(words))] if draw.random() < 0.1 else words
 
-def tensor(*shape, dtype=None):
-    shape = list(shape)
-    if draw.random() < 0.2:
+def damaged(a):
+    if isinstance(a, bool):
+        return not a
+    if isinstance(a, int):
+        return draw.choice(FAR)
+    if isinstance(a, list):
+        return [draw.choice(FAR) for _ in range(4)]
+    if isinstance(a, torch.dtype):
+        return draw.choice(DTYPES)
+    if not isinstance(a, torch.Tensor):
+        return a
+    if a.dtype == torch.int64 and a.dim() == 1 and len(a) > 9:
+        return changed_words(a)
+    shape, dtype = list(a.shape), a.dtype if draw.random() < 0.7 else draw.choice(DTYPES)
+    if shape and draw.random() < 0.4:
         shape[draw.randrange(len(shape))] = draw.choice([0, 1, 3, 9])
-    if draw.random() < 0.1:
+    if draw.random() < 0.2:
         shape.insert(0, 2)
-    dtype = draw.choice(DTYPES) if dtype is None or draw.random() < 0.1 else dtype
-    t = torch.zeros(4000).to(dtype)
-    if draw.random() < 0.5:
-        return torch.zeros(shape).to(dtype)
-    strides = [draw.choice([0, 1, 8, 40]) if n > 1 else draw.choice([0, 1, 2**62, 2**63 - 1]) for n in shape]
-    return t.as_strided(shape, strides, draw.choice([0, 1, 5]))
+    strides = [draw.choice([0, 1, 8, 40] if n > 1 else [0, 1, 2**62, 2**63 - 1]) for n in shape]
+    return torch.zeros(40 * sum(shape) + 9).to(dtype).as_strided(shape, strides, draw.choice([0, 1, 5]))
 
-def some(make):
-    return make() if draw.random() < 0.5 else None
-
-positions = lambda: tensor(draw.choice([1, 2]), draw.choice([1, 5]), dtype=draw.choice([torch.int64, torch.float32]))
-rows = lambda: (some(positions), some(lambda: tensor(2, 5, dtype=torch.bool)))
-alpha, seed = lambda: some(lambda: tensor(1, dtype=torch.float32)), lambda: some(lambda: tensor(1, dtype=torch.int64))
-start = lambda: (draw.choice(FAR), draw.random() < 0.3)
-elements = lambda: [draw.choice(FAR) for _ in range(4)] if draw.random() < 0.5 else []
-drop = lambda: (draw.choice([0, 9000, 65536, 65537, -1]), elements())
-far = lambda: draw.choice(FAR)
-extra = lambda: draw.choice([0, 0, 0, 2, 5, far()])
-axis_rows = lambda: tensor(24) if draw.random() < 0.2 else None
-x, ids = lambda: tensor(2, 5, 8), lambda: tensor(2, 5, dtype=torch.int64)
-CALLS = {
-    "table": lambda: (plan(), far(), draw.choice([0, 5, -1, 2**62]), draw.choice([8, 7, 0, -1]), torch.float32),
-    "table_out": lambda: (plan(), draw.choice(FAR), tensor(5, 8)),
-    "encode": lambda: (tensor(5, dtype=torch.int64), plan(), draw.choice([8, 7, 2**62]), draw.choice(DTYPES)),
-    "dropout": lambda: (x(), seed(), drop()[0], 1.0, drop()[1]),
-    "add": lambda: (x(), plan(), *rows(), alpha(), seed(), axis_rows(), *start(), 1.0, extra(), *drop()),
-    "add_out": lambda: (x(), plan(), *rows(), alpha(), seed(), axis_rows(), *start(), 1.0, extra(), *drop(), x()),
-    "row_dots": lambda: (x(), plan(), *rows(), some(lambda: tensor(8, dtype=torch.float64)), seed(), *start(), *drop()),
-    "add_backward": lambda: (x(), plan(), *rows(), seed(), *start(), 1.0, *drop()),
-    "tree_sum": lambda: (tensor(2, 5, dtype=draw.choice([torch.float64, torch.float32])),),
-    "embed": lambda: (ids(), tensor(4, 8), plan(), *rows(), alpha(), seed(), *start(), 1.0, far(), False, *drop()),
-    "embed_backward": lambda: (x(), ids(), seed(), draw.choice([4, 0, -1, 2**62]), draw.choice(FAR), 1.0, *drop()),
-}
 done = refused = 0
 for _ in range(int(sys.argv[2])):
-    name = draw.choice(list(CALLS))
-    arguments = CALLS[name]()
+    name, arguments = draw.choice(SAMPLES)
+    arguments = [damaged(a) if draw.random() < 0.15 else a for a in arguments]
     print(name, [tuple(a.shape) + a.stride() if isinstance(a, torch.Tensor) else a for a in arguments], file=sys.stderr)
     try:
-        getattr(torch.ops.sinpe_ext, name).default(*arguments)
+        op(name)(*arguments)
         done += 1
     except (RuntimeError, ValueError, TypeError):
         refused += 1
@@ -263,7 +232,8 @@ print(done, refused)
 @pytest.mark.bad_input(16, "compiled")
 def test_random_damage() -> None:
     """Changed plans, and wrong shapes, strides, dtypes and numbers: an error or a result, never a crash."""
+    folders = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "tests" / "ops")))
     run = [sys.executable, "-W", "ignore", "-c", ATTACK, "0", "1500"]
-    done = execute(run)
+    done = execute(run, env=library_environment(PYTHONPATH=folders))
     passed, refused = map(int, done.stdout.split()[-2:])
     assert passed > 50 and refused > 500  # both outcomes occurred
