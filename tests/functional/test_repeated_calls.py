@@ -859,6 +859,14 @@ def test_guards(name: str) -> None:
     assert outcome_of(other, {}) == want
 
 
+def test_differentiable_result_has_no_gaps() -> None:
+    """As `torch.empty_like(x)`, checked or repeated."""
+    for x in (normal(2, 3, 16)[..., :8], normal(2, 6, 8)[:, ::2], normal(3, 2, 16).transpose(0, 1)[..., ::2]):
+        for _ in range(2):
+            got = sinpe.add(x.detach().requires_grad_(), PE, scale=3.0)
+            assert got.stride() == torch.empty_like(x).stride()
+
+
 def test_list_that_was_changed_in_place() -> None:
     x, lengths = normal(2, 12, 16), [3, 4]
     warm(lambda: sinpe.add(x, GRID, grid_shape=lengths))
