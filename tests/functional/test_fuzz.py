@@ -1,4 +1,4 @@
-"""Property-based tests of all functions, for sequences and grids, in each way (ways.py), whole and in parts.
+"""Property-based tests of all functions, for sequences and grids, in each way (ways.py).
 
 Sums, dropout masks and gradients equal their formulas (oracles.py). Rows are those of `encode`, which test_parity.py
 compares with mpmath; a grid combines the rows of its axes.
@@ -531,29 +531,7 @@ def test_gradient_of_encode(encoding: Any, data: st.DataObject, dtype: torch.dty
             check_positions(got, grad.double(), encoding, at[None], 1.0, dtype)
 
 
-# -------------------------------------------------------------------------------------------- parts, large tensors
-
-
-@examples(40)
-@given(encodings(24), st.data(), st.sampled_from(DTYPES), st.sampled_from(WAYS))
-def test_rows_of_parts_equal_rows_of_whole(encoding: Encoding, data: st.DataObject, dtype: Any, way: str) -> None:
-    """Rows computed in two calls, sample by sample, or in another order, equal those of one call."""
-    draw = data.draw
-    batch, length, start = draw(st.integers(1, 4)), draw(st.integers(1, 60)), draw(st.integers(-(2**40), 2**40))
-    x = draw(views((batch, length, encoding.dim), dtype, expanded=True))[1]
-    given, cut = {"scale": draw(st.sampled_from(FACTORS)), "alpha": draw(alphas())}, draw(st.integers(0, length))
-    with use(way):
-        whole = sinpe.add(x, encoding, start=start, **given)
-        halves = [sinpe.add(x[:, :cut], encoding, start=start, **given)]
-        halves.append(sinpe.add(x[:, cut:], encoding, start=start + cut, **given))
-        assert same(torch.cat(halves, 1), whole)
-        assert same(torch.stack([sinpe.add(t, encoding, start=start, **given) for t in x]), whole)
-        at = torch.arange(length) + start + encoding.start
-        order = torch.randperm(length, generator=torch.Generator().manual_seed(cut))
-        assert same(sinpe.add(x[:, order], encoding, positions=at[order], **given), whole[:, order])
-        table = sinpe.table(length, encoding, start=start, dtype=dtype)
-        assert same(sinpe.encode(at, encoding, dtype=dtype), table)
-        assert same(sinpe.table(length - cut, encoding, start=start + cut, dtype=dtype), table[cut:])
+# -------------------------------------------------------------------------------------------- large tensors
 
 
 @pytest.fixture(scope="module")
@@ -564,7 +542,7 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("threads")
-@examples(25)
+@examples(15)
 @given(encodings(40), st.data(), st.sampled_from(DTYPES), st.sampled_from((1, 2, 3)))
 def test_large(encoding: Encoding, data: st.DataObject, dtype: torch.dtype, threads: int) -> None:
     """More than one tile, block and chunk per thread: table, encode, add with dropout and its backward pass."""
