@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from children import execute, finish, library_environment, run, start_forked
+from children import execute, finish, library_environment, run, start
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 needs_schedstat = pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="no /proc/self/schedstat")
@@ -348,7 +348,7 @@ def test_daemon_threads_at_exit() -> None:
     """The process ends at once. Before Python 3.14 it may abort (SIGABRT), in torch's operations too: Python ends a
     daemon thread by unwinding C++ frames that do not allow it.
     """
-    process = start_forked(RESULTS + DAEMONS, library_environment("compiled"))
+    process = start(RESULTS + DAEMONS, library_environment("compiled"))
     out, _ = finish(process, status=(0,) if sys.version_info >= (3, 14) else (0, -signal.SIGABRT))
     assert out.split() == ["right"]
 
