@@ -9,8 +9,10 @@
 // threads. So all tensors are described anew after the last Python code, immediately before the kernel.
 #pragma once
 
+#include <chrono>
 #include <cmath>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "core/parallel.h"
@@ -417,8 +419,18 @@ class Repetition {
     if (!library.in_host_memory || is_small()) return call(library, false);
     PyThreadState* state = PyEval_SaveThread();
     const bool done = call(library, false);
-    PyEval_RestoreThread(state);
+    restore_thread(state);
     return done;
+  }
+
+  // When the interpreter exits, a daemon thread does not get the lock again: before 3.14 Python ends the thread, which
+  // would unwind the callers, whose destructors need the lock. The thread waits for the end of the process instead.
+  static void restore_thread(PyThreadState* state) noexcept {
+    try {
+      PyEval_RestoreThread(state);
+    } catch (...) {
+      for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+    }
   }
 
   bool increment_version() {  // a function in C: no signal handler comes between
