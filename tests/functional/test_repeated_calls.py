@@ -50,9 +50,9 @@ def need_repetition(need_kernels: None) -> None:
 
 @pytest.fixture
 def need_cpu_kernels() -> None:
-    """The CPU's kernels refuse values that those of a device, for which the host does not wait, accept as NaN."""
+    """The binding of a device does not read values, reads its arguments in another order, and keeps Python's lock."""
     if torch.ops.sinpe_ext.cpu_isa() == "emulated":
-        pytest.skip("the host does not read the values of tensors on a device")
+        pytest.skip("not so for kernels of a device")
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -716,7 +716,7 @@ CHANGES: dict[str, Callable[[Tensor], object]] = {
 }
 
 
-@pytest.mark.usefixtures("few_objects")
+@pytest.mark.usefixtures("few_objects", "need_cpu_kernels")
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("call", CALLS)
 def test_tensor_that_changes_during_a_call(call: str, change: str) -> None:
@@ -916,6 +916,7 @@ def test_context_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
         assert repeated == [is_repeated]
 
 
+@pytest.mark.usefixtures("need_cpu_kernels")
 def test_large_calls_let_other_threads_run() -> None:
     """Without Python's lock, which this thread would not release for a hundred seconds otherwise."""
     x, interval, ran, stop = torch.ones(8, 4096, 256), sys.getswitchinterval(), [0], threading.Event()
