@@ -45,7 +45,7 @@ class Mutant(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.file}: {(self.new or 'without ' + self.old.strip()).strip().splitlines()[0]}"
+        return f"{self.file}: {(self.new.strip() or 'without ' + self.old.strip()).splitlines()[0]}"
 
 
 def read_mutants() -> list[Mutant]:

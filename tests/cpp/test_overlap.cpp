@@ -12,7 +12,8 @@ void test(const Call& call, size_t operand) {
   std::vector<int64_t> memory(4096, 0);
   char* const first = reinterpret_cast<char*>(memory.data() + memory.size() / 2);
   const Bytes& value = call.operands[operand];
-  char* const last = first + value.size();
+  const size_t item = static_cast<size_t>(call.item);
+  char* const last = first + (value.size() + item - 1) / item * item;  // aligned for elements of the result
   std::memcpy(first, value.data(), value.size());
   Pointers pointers = call.pointers();
   pointers[operand] = first;
