@@ -103,8 +103,8 @@ inline Dropout dropout_of(const sinpe_dropout_arguments& a, int64_t step) {
   return {static_cast<uint64_t>(a.seed), static_cast<uint64_t>(step), drop_threshold, dropout_scale(drop_threshold)};
 }
 
-// The dimensions of x and out after adjacent dimensions are merged where the strides of x, of out and of the RNG
-// offsets allow it.
+// The dimensions of x and out in the order of their memory, that of out's strides, after neighbouring dimensions are merged
+// where the strides of x, of out and of the RNG offsets allow it.
 struct Merged {
   int rank = 0;
   int64_t sizes[SINPE_MAX_RANK], x[SINPE_MAX_RANK], out[SINPE_MAX_RANK], rng_offsets[SINPE_MAX_RANK];
@@ -112,25 +112,26 @@ struct Merged {
   Merged(const sinpe_add_arguments& a, const RngOffsets& offsets) {
     const bool has_dropout = a.dropout.drop_threshold != 0;
     for (int d = 0; d < a.rank; ++d) {
-      const int64_t size = a.sizes[d], step = has_dropout ? offsets.strides[d] : 0;
-      if (size == 1) continue;
-      const int last = rank - 1;
-      if (rank > 0 && x[last] == a.x_strides[d] * size && out[last] == a.out_strides[d] * size &&
-          rng_offsets[last] == step * size) {
-        sizes[last] *= size;
-        put(last, a.x_strides[d], a.out_strides[d], step);
-        continue;
-      }
-      sizes[rank] = size;
-      put(rank++, a.x_strides[d], a.out_strides[d], step);
+      if (a.sizes[d] == 1) continue;
+      int at = rank++;
+      for (; at > 0 && out[at - 1] < a.out_strides[d]; --at)
+        put(at, sizes[at - 1], x[at - 1], out[at - 1], rng_offsets[at - 1]);
+      put(at, a.sizes[d], a.x_strides[d], a.out_strides[d], has_dropout ? offsets.strides[d] : 0);
     }
-    if (rank > 0) return;
-    sizes[rank] = 1;
-    put(rank++, 1, 1, 1);
+    if (rank == 0) put(rank++, 1, 1, 1, 1);
+    int last = 0;
+    for (int d = 1; d < rank; ++d) {
+      const bool follows = x[last] == x[d] * sizes[d] && out[last] == out[d] * sizes[d] &&
+                           rng_offsets[last] == rng_offsets[d] * sizes[d];
+      const int64_t size = follows ? sizes[last] * sizes[d] : sizes[d];
+      put(follows ? last : ++last, size, x[d], out[d], rng_offsets[d]);
+    }
+    rank = last + 1;
   }
 
  private:
-  void put(int d, int64_t x_stride, int64_t out_stride, int64_t step) {
+  void put(int d, int64_t size, int64_t x_stride, int64_t out_stride, int64_t step) {
+    sizes[d] = size;
     x[d] = x_stride;
     out[d] = out_stride;
     rng_offsets[d] = step;

@@ -3,19 +3,23 @@
 #include <cstring>
 
 #include "core/grid.h"
+#include "cpu/channel_maker.h"
 #include "cpu/tiles.h"
 
 namespace sinpe {
 namespace {
 
-// One thread's work on a tile of rows: `pe` has the encoding, which is added to each slice of x.
+constexpr int64_t kElementsAtOnce = 2048;  // of rows that a kernel takes together
+
+// One thread's work on a tile of rows: `pe` has the encoding, which is added to each slice of x. By channels, a row has one
+// channel at consecutive positions, to which the strides of the padding mask belong.
 template <class T>
 class TileAdder {
  public:
   using Real = accumulate_t<T>;
   using Element = T;
   static constexpr bool kStreams = true;
-  TileAdder(const sinpe_add_arguments& a, const Shape& shape, const NewPages& pages)
+  TileAdder(const sinpe_add_arguments& a, const Shape& shape, const NewPages& pages, bool by_channels = false)
       : a_(a),
         shape_(shape),
         pages_(pages),
@@ -24,25 +28,30 @@ class TileAdder {
         dropout_(dropout_of(a.dropout, rng_offsets_.strides[a.rank - 1])),
         x_row_(a.x_strides[a.rank - 2]),
         out_row_(a.out_strides[a.rank - 2]),
-        x_channel_(a.x_strides[a.rank - 1]),
-        out_channel_(a.out_strides[a.rank - 1]),
+        x_column_(shape.dim == 1 ? 1 : a.x_strides[a.rank - 1]),
+        out_column_(shape.dim == 1 ? 1 : a.out_strides[a.rank - 1]),
         rng_offset_row_(rng_offsets_.strides[a.rank - 2]),
+        between_rows_(slices_between_rows(a, a.out_strides)),
         scale_(static_cast<Real>(a.scale)),
         // A new output's pages are in the cache: the system has just filled them with zeros.
         stores_(pages.is_empty() && a.out != a.x ? stores_for(bytes(shape), bytes(shape)) : Stores::kCached),
         fence_(stores_) {
-    const bool dense = shape.dim == 1 || (x_channel_ == 1 && out_channel_ == 1);
+    const bool dense = x_column_ == 1 && out_column_ == 1;
     const bool rows_follow = rng_offset_row_ == shape.dim * rng_offsets_.strides[a.rank - 1];
     can_stream_ = dense && a.padding_mask == nullptr;
     whole_tile_ =
         can_stream_ && x_row_ == shape.dim && out_row_ == shape.dim && (a.dropout.drop_threshold == 0 || rows_follow);
-    if (!dense) gathered_.resize(static_cast<size_t>(2 * shape.dim));
+    drops_eight_ = by_channels && can_stream_ && a.dropout.drop_threshold != 0 && rng_offset_row_ == 1 &&
+                   dropout_.step % kLanesPerCounter == 0;
+    if (x_column_ != 1) x_dense_.resize(static_cast<size_t>(shape.dim));
+    if (out_column_ != 1) out_dense_.resize(static_cast<size_t>(shape.dim));
+    if (by_channels && a.padding_mask != nullptr) masked_.resize(static_cast<size_t>(shape.dim));
   }
 
   void operator()(int64_t first, int64_t last, int64_t row, int64_t n, const Real* pe) {
     if (!whole_tile_) {
-      for (int64_t slice = first; slice < last; ++slice) row_by_row(slice, row, n, pe);
-      return;
+      return for_each_block(first, last, between_rows_, 1,
+                            [&](int64_t slice, int64_t count) { row_by_row(slice, count, row, n, pe); });
     }
     const T* x[kAddSlicesInPlace];
     T* out[kAddSlicesInPlace];
@@ -51,20 +60,18 @@ class TileAdder {
     for (int64_t slice = first; slice < last;) {
       int count = 0;
       for (; count < at_once && slice < last; ++count, ++slice) {
-        x[count] = from(slice, row);
-        out[count] = to(slice, row);
+        find(slice, row, x + count, out + count, rng_offset + count);
         populate(slice, row, n);
-        rng_offset[count] = rng_offset_of(slice, row);
       }
       // `add` of rows_apply.inc, as compiled for this CPU.
       row_kernels().of<T>().add(x, pe, out, count, n * shape_.dim, scale_, dropout_, rng_offset, stores_);
     }
   }
 
-  // To be called before n rows of a slice are written.
+  // To be called before n rows of a slice are written, and of those that lie between them.
   void populate(int64_t slice, int64_t row, int64_t n) const {
-    const bool follow = out_row_ == shape_.dim && (out_channel_ == 1 || shape_.dim == 1);
-    if (follow) pages_.populate(to(slice, row), n * shape_.dim * static_cast<int64_t>(sizeof(T)));
+    if (pages_.is_empty() || out_column_ != 1 || out_row_ != between_rows_ * shape_.dim) return;
+    pages_.populate(to(slice, row), n * out_row_ * static_cast<int64_t>(sizeof(T)));
   }
   // For for_each_streamed_row.
   bool can_stream() const { return can_stream_ && is_worth_streaming<T>(a_); }
@@ -72,43 +79,90 @@ class TileAdder {
     return {static_cast<float>(scale_), static_cast<float>(a_.alpha), dropout_, stores_};
   }
   void find(int64_t slice, int64_t row, const T** x, T** out, uint64_t* rng_offset) const {
-    *x = from(slice, row);
+    *x = static_cast<const T*>(a_.x) + slice_offset(a_, a_.x_strides, slice) + row * x_row_;
     *out = to(slice, row);
-    *rng_offset = rng_offset_of(slice, row);
+    *rng_offset = rng_offsets_.base +
+                  static_cast<uint64_t>(slice_offset(a_, rng_offsets_.strides, slice) + row * rng_offset_row_);
   }
 
  private:
   static int64_t bytes(const Shape& shape) { return shape.elements() * int64_t{sizeof(T)}; }
-  const T* from(int64_t slice, int64_t row) const {
-    return static_cast<const T*>(a_.x) + slice_offset(a_, a_.x_strides, slice) + row * x_row_;
-  }
   T* to(int64_t slice, int64_t row) const {
     return static_cast<T*>(a_.out) + slice_offset(a_, a_.out_strides, slice) + row * out_row_;
   }
-  uint64_t rng_offset_of(int64_t slice, int64_t row) const {
-    return rng_offsets_.base +
-           static_cast<uint64_t>(slice_offset(a_, rng_offsets_.strides, slice) + row * rng_offset_row_);
-  }
 
-  void row_by_row(int64_t slice, int64_t row, int64_t n, const Real* pe) {
+  // n rows of `count` slices, each row of all of them before the next one.
+  void row_by_row(int64_t slice, int64_t count, int64_t row, int64_t n, const Real* pe) {
+    const T* x[kMostSlices];
+    T* out[kMostSlices];
+    uint64_t rng_offset[kMostSlices];
+    for (int64_t k = 0; k < count; ++k) find(slice + k, row, x + k, out + k, rng_offset + k);
     populate(slice, row, n);
-    const T* x = from(slice, row);
-    T* out = to(slice, row);
-    const uint64_t rng_offset = rng_offset_of(slice, row);
-    for (int64_t r = 0; r < n; ++r) {
-      one_row(x + r * x_row_, padding_.at(slice, row + r) ? nullptr : pe + r * shape_.dim, out + r * out_row_,
-              rng_offset + static_cast<uint64_t>(r * rng_offset_row_));
+    int64_t r = 0;
+    if (drops_eight_ && count == 1 && rng_offset[0] % kLanesPerCounter == 0) {
+      for (; r + kLanesPerCounter <= n; r += kLanesPerCounter) eight_rows(x[0], out[0], rng_offset[0], r, pe);
+      next_row(x, out, rng_offset, count, r);
+    }
+    const int64_t at_once = slices_at_once(x, out, rng_offset, count), dim = shape_.dim;
+    for (; r < n; ++r, next_row(x, out, rng_offset, count, 1)) {
+      const Real* encoding = pe + r * dim;
+      for (int64_t k = 0; at_once > 1 && k < at_once; ++k) std::copy_n(encoding, dim, repeated_.data() + k * dim);
+      if (at_once > 1) encoding = repeated_.data();
+      for (int64_t k = 0; k < count; k += at_once) {
+        one_row(x[k], masked(encoding, slice + k, row + r), out[k], std::min(at_once, count - k) * dim, rng_offset[k]);
+      }
     }
   }
 
-  void one_row(const T* x, const Real* pe, T* out, uint64_t rng_offset) {
-    const auto add = row_kernels().of<T>().add;
-    if (gathered_.empty()) return add(&x, pe, &out, 1, shape_.dim, scale_, dropout_, &rng_offset, stores_);
-    const T* dense_x = gathered_.data();
-    T *gathered = gathered_.data(), *dense_out = gathered + shape_.dim;
-    for (int64_t c = 0; c < shape_.dim; ++c) gathered[c] = x[c * x_channel_];
-    add(&dense_x, pe, &dense_out, 1, shape_.dim, scale_, dropout_, &rng_offset, Stores::kCached);
-    for (int64_t c = 0; c < shape_.dim; ++c) out[c * out_channel_] = dense_out[c];
+  void next_row(const T** x, T** out, uint64_t* rng_offset, int64_t count, int64_t rows) const {
+    for (int64_t k = 0; k < count; ++k) {
+      x[k] += rows * x_row_;
+      out[k] += rows * out_row_;
+      rng_offset[k] += static_cast<uint64_t>(rows * rng_offset_row_);
+    }
+  }
+
+  // Slices that one call of a kernel takes, with the row of the encoding as often: rows of a few channels that follow each other.
+  int64_t slices_at_once(const T* const* x, const T* const* out, const uint64_t* rng_offset, int64_t count) {
+    const int64_t dim = shape_.dim, most = std::min(count, kElementsAtOnce / dim);
+    if (!can_stream_ || most < 2) return 1;
+    for (int64_t k = 1; k < count; ++k) {
+      const bool drop_alike =
+          a_.dropout.drop_threshold == 0 || rng_offset[k] == rng_offset[0] + static_cast<uint64_t>(k * dim);
+      if (x[k] != x[0] + k * dim || out[k] != out[0] + k * dim || !drop_alike) return 1;
+    }
+    repeated_.resize(static_cast<size_t>(most * dim));
+    return most;
+  }
+
+  void eight_rows(const T* x, T* out, uint64_t rng_offset, int64_t r, const Real* pe) const {
+    const T* from[kLanesPerCounter];
+    T* to[kLanesPerCounter];
+    const Real* rows[kLanesPerCounter];
+    for (int k = 0; k < kLanesPerCounter; ++k) {
+      from[k] = x + (r + k) * x_row_;
+      to[k] = out + (r + k) * out_row_;
+      rows[k] = pe + (r + k) * shape_.dim;
+    }
+    row_kernels().of<T>().drop_eight(from, rows, to, shape_.dim, scale_, dropout_,
+                                     rng_offset + static_cast<uint64_t>(r));
+  }
+
+  // What is added to a row of a slice: null for scale * x alone. x - 0 is x, so that -0 masks single positions.
+  const Real* masked(const Real* encoding, int64_t slice, int64_t row) {
+    if (masked_.empty()) return padding_.at(slice, row) ? nullptr : encoding;
+    for (size_t i = 0; i < masked_.size(); ++i)
+      masked_[i] = padding_.at(slice, static_cast<int64_t>(i)) ? -Real{0} : encoding[i];
+    return masked_.data();
+  }
+
+  void one_row(const T* x, const Real* encoding, T* out, int64_t n, uint64_t rng_offset) {
+    T* const to = out_dense_.empty() ? out : out_dense_.data();
+    for (size_t c = 0; c < x_dense_.size(); ++c) x_dense_[c] = x[static_cast<int64_t>(c) * x_column_];
+    if (!x_dense_.empty()) x = x_dense_.data();
+    row_kernels().of<T>().add(&x, encoding, &to, 1, n, scale_, dropout_, &rng_offset,
+                              to == out ? stores_ : Stores::kCached);
+    for (size_t c = 0; c < out_dense_.size(); ++c) out[static_cast<int64_t>(c) * out_column_] = to[c];
   }
 
   const sinpe_add_arguments& a_;
@@ -117,13 +171,61 @@ class TileAdder {
   Padding padding_;
   RngOffsets rng_offsets_;
   Dropout dropout_;
-  int64_t x_row_, out_row_, x_channel_, out_channel_, rng_offset_row_;
+  int64_t x_row_, out_row_, x_column_, out_column_, rng_offset_row_, between_rows_;
   Real scale_;
   Stores stores_;
   StoreFence fence_;
-  bool can_stream_, whole_tile_;
-  std::vector<T> gathered_;
+  bool can_stream_, whole_tile_, drops_eight_;
+  std::vector<T> x_dense_, out_dense_;
+  std::vector<Real> masked_, repeated_;
 };
+
+}  // namespace
+}  // namespace sinpe
+
+namespace sinpe {
+namespace {
+
+// add where positions, not channels, follow each other in the memory of out: rows and columns of the arguments change places,
+// at most kMostColumns positions at a time.
+template <class T>
+sinpe_status add_by_channels(const Plan& plan, const sinpe_add_arguments& a, int64_t first) {
+  using Real = accumulate_t<T>;
+  const int row = a.rank - 2, column = a.rank - 1;
+  const Positions positions(a, first);
+  const RngOffsets offsets(a.dropout, a.sizes, a.rank);
+  const NewPages pages;
+  sinpe_add_arguments turned = a;
+  int64_t rng_offsets[1 + SINPE_MAX_RANK];
+  std::copy(offsets.strides, offsets.strides + a.rank, rng_offsets + 1);
+  turned.dropout.rng_offsets = rng_offsets;
+  std::swap(turned.sizes[row], turned.sizes[column]);
+  std::swap(turned.x_strides[row], turned.x_strides[column]);
+  std::swap(turned.out_strides[row], turned.out_strides[column]);
+  std::swap(rng_offsets[1 + row], rng_offsets[1 + column]);
+  const int64_t rows = a.sizes[row], groups = positions.shared_by_batch() ? 1 : Shape(a).batch;
+  sinpe_status status = SINPE_OK;
+  for (int64_t r = 0; r < rows && status == SINPE_OK; r += kMostColumns) {
+    turned.sizes[column] = std::min(kMostColumns, rows - r);
+    turned.x = static_cast<const T*>(a.x) + r * a.x_strides[row];
+    turned.out = static_cast<T*>(a.out) + r * a.out_strides[row];
+    if (a.padding_mask != nullptr) turned.padding_mask = a.padding_mask + r * a.mask_strides[1];
+    rng_offsets[0] = static_cast<int64_t>(offsets.base + static_cast<uint64_t>(r * offsets.strides[row]));
+    const Shape shape(turned);
+    const auto make_rows = [&] {
+      return ChannelMaker<Real>(plan, positions, r, shape.dim, static_cast<Real>(a.alpha));
+    };
+    const auto make_work = [&] { return TileAdder<T>(turned, shape, pages, /*by_channels=*/true); };
+    status = for_each_row_tile<Real>(shape, groups, std::min(shape.rows, channels_per_tile(shape.dim)), make_rows,
+                                     make_work);
+  }
+  return status;
+}
+
+bool is_by_channels(const sinpe_add_arguments& a) {
+  const int row = a.rank - 2, column = a.rank - 1;
+  return a.sizes[row] > 1 && a.sizes[column] > 1 && std::abs(a.out_strides[row]) < std::abs(a.out_strides[column]);
+}
 
 }  // namespace
 }  // namespace sinpe
@@ -134,6 +236,7 @@ extern "C" sinpe_status sinpe_add(const int64_t* packed_plan, int64_t n_words, c
   return run_checked(packed_plan, n_words, a, no_overlap,
                      [&](auto type, const Plan& plan, const Shape& shape, int64_t first) {
                        using T = decltype(type);
+                       if (is_by_channels(*a)) return add_by_channels<T>(plan, *a, first);
                        const auto alpha = static_cast<accumulate_t<T>>(a->alpha);
                        const NewPages pages;
                        return for_each_tile(plan, *a, first, alpha, [&] { return TileAdder<T>(*a, shape, pages); });

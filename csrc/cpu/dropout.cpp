@@ -12,18 +12,27 @@ namespace {
 
 constexpr int64_t kPiece = 8192;  // elements per kernel call
 
+// Lines whose RNG offsets allow `drop_eight` to take them together: those of channels first, with the offsets of channels last.
+int lines_at_once(const Merged& m, const RngOffsets& offsets) {
+  const int inner = m.rank - 1;
+  if (inner < 1 || m.rng_offsets[inner - 1] != 1 || m.sizes[inner - 1] % kLanesPerCounter != 0) return 1;
+  bool aligned = m.x[inner] == 1 && m.out[inner] == 1 && offsets.base % kLanesPerCounter == 0;
+  for (int d = 0; d < m.rank; ++d) aligned = aligned && (d == inner - 1 || m.rng_offsets[d] % kLanesPerCounter == 0);
+  return aligned ? kLanesPerCounter : 1;
+}
+
 template <class T>
 sinpe_status dropout(const sinpe_add_arguments& a) {
   using Real = accumulate_t<T>;
   const RngOffsets rng_offsets(a.dropout, a.sizes, a.rank);
   const Merged m(a, rng_offsets);
-  const int inner = m.rank - 1;
+  const int inner = m.rank - 1, lines = a.dropout.drop_threshold != 0 ? lines_at_once(m, rng_offsets) : 1;
   const int64_t width = m.sizes[inner], x_step = m.x[inner], out_step = m.out[inner];
-  const int64_t pieces = (width + kPiece - 1) / kPiece, rows = product(m.sizes, inner);
+  const int64_t pieces = (width + kPiece - 1) / kPiece, rows = product(m.sizes, inner) / lines;
   const Dropout parameters = dropout_of(a.dropout, m.rng_offsets[inner]);
   const Real scale = static_cast<Real>(a.scale);
-  const auto add = row_kernels().of<T>().add;
-  const int64_t grain = std::max<int64_t>(1, kGrain / std::min(width, kPiece));
+  const KernelsOf<T>& kernels = row_kernels().of<T>();
+  const int64_t grain = std::max<int64_t>(1, kGrain / (lines * std::min(width, kPiece)));
   const NewPages pages;
   const bool is_dense = m.rank == 1 && out_step == 1;
   return parallel_status(rows * pieces, grain, [&](int64_t begin, int64_t end) {
@@ -33,12 +42,22 @@ sinpe_status dropout(const sinpe_add_arguments& a) {
     PagesAhead ahead(pages, first_out + begin * kPiece,
                      first_out + (is_dense ? std::min(end * kPiece, width) : begin * kPiece));
     for (int64_t item = begin; item < end; ++item) {
-      const int64_t row = item / pieces, at = item % pieces * kPiece, n = std::min(kPiece, width - at);
+      const int64_t row = item / pieces * lines, at = item % pieces * kPiece, n = std::min(kPiece, width - at);
       const T* x = static_cast<const T*>(a.x) + offset_at(m.sizes, m.x, inner, row) + at * x_step;
       T* out = static_cast<T*>(a.out) + offset_at(m.sizes, m.out, inner, row) + at * out_step;
       const int64_t offset = offset_at(m.sizes, m.rng_offsets, inner, row) + at * m.rng_offsets[inner];
       const uint64_t first = rng_offsets.base + static_cast<uint64_t>(offset);
       if (is_dense) ahead.until(out + n);
+      if (lines > 1) {
+        const T* from[kLanesPerCounter];
+        T* to[kLanesPerCounter];
+        for (int k = 0; k < lines; ++k) {
+          from[k] = x + k * m.x[inner - 1];
+          to[k] = out + k * m.out[inner - 1];
+        }
+        kernels.drop_eight(from, nullptr, to, n, scale, parameters, first);
+        continue;
+      }
       const T* from = x;
       T* to = out;
       if (x_step != 1) {
@@ -46,7 +65,7 @@ sinpe_status dropout(const sinpe_add_arguments& a) {
         from = dense_x.data();
       }
       if (out_step != 1) to = dense_out.data();
-      add(&from, nullptr, &to, 1, n, scale, parameters, &first, Stores::kCached);
+      kernels.add(&from, nullptr, &to, 1, n, scale, parameters, &first, Stores::kCached);
       for (int64_t i = 0; i < n && out_step != 1; ++i) out[i * out_step] = to[i];
     }
   });

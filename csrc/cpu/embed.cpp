@@ -20,27 +20,41 @@ class TileEmbedder {
         padding_(a_, shape),
         rng_offsets_(a_.dropout, a_.sizes, a_.rank),
         dropout_(dropout_of(a_.dropout, rng_offsets_.strides[a_.rank - 1])),
-        scale_(static_cast<Real>(a_.scale)) {}
+        scale_(static_cast<Real>(a_.scale)),
+        between_rows_(slices_between_rows(a_, a_.out_strides)) {}
 
   void operator()(int64_t first, int64_t last, int64_t row, int64_t n, const Real* pe) {
-    for (int64_t slice = first; slice < last; slice += kAddSlices) {
-      const int count = static_cast<int>(std::min<int64_t>(kAddSlices, last - slice));
-      for (int k = 0; k < count; ++k) {
-        begin(k, slice + k, row);
-        populate(slice + k, row, n);
+    for_each_block(first, last, between_rows_, kAddSlices, [&](int64_t slice, int64_t count) {
+      const int64_t* ids[kMostSlices];
+      T* out[kMostSlices];
+      uint64_t rng_offset[kMostSlices];
+      for (int64_t k = 0; k < count; ++k) {
+        ids[k] = e_.ids + slice_offset(a_, e_.id_strides, slice + k) + row * id_row();
+        find_out(slice + k, row, out + k, rng_offset + k);
+        if (k == 0 || between_rows_ == 1) populate(slice + k, row, n);
       }
       for (int64_t r = 0; r < n; ++r) {
-        for (int k = 0; k < count && r + 1 < n; ++k) prefetch_row(weight_of(ids_[k][id_row()]), shape_.dim);
-        one_row(count, slice, row + r, pe + r * shape_.dim);
+        for (int64_t k = 0; k < count; k += kAddSlices) {
+          const int few = static_cast<int>(std::min<int64_t>(kAddSlices, count - k));
+          const int64_t next = k + few < count ? k + few : 0;  // in this row, or the first of the next one
+          for (int64_t j = next; j < std::min(next + few, count) && (next > 0 || r + 1 < n); ++j)
+            prefetch_row(weight_of(ids[j][next > 0 ? 0 : id_row()]), shape_.dim);
+          add(few, slice + k, row + r, pe + r * shape_.dim, ids + k, out + k, rng_offset + k);
+        }
+        for (int64_t k = 0; k < count; ++k) {
+          ids[k] += id_row();
+          out[k] += out_row();
+          rng_offset[k] += static_cast<uint64_t>(rng_offset_row());
+        }
       }
-    }
+    });
   }
 
-  // To be called before n rows of a slice are written.
+  // To be called before n rows of a slice are written, and of those that lie between them.
   void populate(int64_t slice, int64_t row, int64_t n) const {
-    if (out_row() != shape_.dim) return;
+    if (pages_.is_empty() || out_row() != between_rows_ * shape_.dim) return;
     pages_.populate(static_cast<T*>(a_.out) + slice_offset(a_, a_.out_strides, slice) + row * out_row(),
-                    n * shape_.dim * static_cast<int64_t>(sizeof(T)));
+                    n * out_row() * static_cast<int64_t>(sizeof(T)));
   }
   // For for_each_streamed_row.
   bool can_stream() const { return a_.padding_mask == nullptr && is_worth_streaming<T>(a_); }
@@ -49,36 +63,28 @@ class TileEmbedder {
   }
   void find(int64_t slice, int64_t row, const T** x, T** out, uint64_t* rng_offset) const {
     *x = weight_of(e_.ids[slice_offset(a_, e_.id_strides, slice) + row * id_row()]);
+    find_out(slice, row, out, rng_offset);
+  }
+
+ private:
+  void find_out(int64_t slice, int64_t row, T** out, uint64_t* rng_offset) const {
     *out = static_cast<T*>(a_.out) + slice_offset(a_, a_.out_strides, slice) + row * out_row();
     *rng_offset = rng_offsets_.base +
                   static_cast<uint64_t>(slice_offset(a_, rng_offsets_.strides, slice) + row * rng_offset_row());
   }
 
- private:
-  void begin(int k, int64_t slice, int64_t row) {
-    ids_[k] = e_.ids + slice_offset(a_, e_.id_strides, slice) + row * id_row();
-    out_[k] = static_cast<T*>(a_.out) + slice_offset(a_, a_.out_strides, slice) + row * out_row();
-    rng_offset_[k] = rng_offsets_.base +
-                     static_cast<uint64_t>(slice_offset(a_, rng_offsets_.strides, slice) + row * rng_offset_row());
-  }
-
-  // The same row of `count` slices, which share its encoding; then advances to the next row.
-  void one_row(int count, int64_t slice, int64_t row, const Real* pe) {
+  // The same row of `count` slices, which share its encoding.
+  void add(int count, int64_t slice, int64_t row, const Real* pe, const int64_t* const* ids, T* const* out,
+           const uint64_t* rng_offset) const {
     const T* x[kAddSlices];
-    for (int k = 0; k < count; ++k) x[k] = weight_of(*ids_[k]);
-    const auto add = row_kernels().of<T>().add;
+    for (int k = 0; k < count; ++k) x[k] = weight_of(*ids[k]);
+    const auto add_rows = row_kernels().of<T>().add;
     if (a_.padding_mask == nullptr) {
-      add(x, pe, out_, count, shape_.dim, scale_, dropout_, rng_offset_, Stores::kCached);
-    } else {
-      for (int k = 0; k < count; ++k) {
-        const Real* encoding = padding_.at(slice + k, row) ? nullptr : pe;
-        add(x + k, encoding, out_ + k, 1, shape_.dim, scale_, dropout_, rng_offset_ + k, Stores::kCached);
-      }
+      return add_rows(x, pe, out, count, shape_.dim, scale_, dropout_, rng_offset, Stores::kCached);
     }
     for (int k = 0; k < count; ++k) {
-      ids_[k] += id_row();
-      out_[k] += out_row();
-      rng_offset_[k] += static_cast<uint64_t>(rng_offset_row());
+      const Real* encoding = padding_.at(slice + k, row) ? nullptr : pe;
+      add_rows(x + k, encoding, out + k, 1, shape_.dim, scale_, dropout_, rng_offset + k, Stores::kCached);
     }
   }
 
@@ -95,9 +101,7 @@ class TileEmbedder {
   RngOffsets rng_offsets_;
   Dropout dropout_;
   Real scale_;
-  const int64_t* ids_[kAddSlices];
-  T* out_[kAddSlices];
-  uint64_t rng_offset_[kAddSlices];
+  int64_t between_rows_;
 };
 
 }  // namespace

@@ -17,37 +17,50 @@ class TileDots {
         channel_(a.x_strides[a.rank - 1]) {
     const Dropout dropout = dropout_of(a.dropout, rng_offsets_.strides[a.rank - 1]);
     const double factor = a.dropout.drop_threshold != 0 ? dropout.scale : 1.0;
-    options_ = {shape.dim, a.x_strides[a.rank - 2], rng_offsets_.strides[a.rank - 2], angular_frequencies, factor,
+    const bool gathers = shape.dim > 1 && channel_ != 1;
+    if (gathers) gathered_.resize(static_cast<size_t>(kGathered * shape.dim));
+    options_ = {shape.dim,
+                gathers ? shape.dim : a.x_strides[a.rank - 2],
+                rng_offsets_.strides[a.rank - 2],
+                angular_frequencies,
+                factor,
                 dropout};
-    if (shape.dim > 1 && channel_ != 1) gathered_.resize(static_cast<size_t>(shape.dim));
   }
 
   void operator()(int64_t first, int64_t last, int64_t row, int64_t n, const Real* pe) {
-    const auto dots = row_kernels().of<T>().dots;
-    for (int64_t slice = first; slice < last; ++slice) {
-      const T* x = static_cast<const T*>(a_.x) + slice_offset(a_, a_.x_strides, slice) + row * options_.row_stride;
-      const uint64_t rng_offset =
-          rng_offsets_.base +
-          static_cast<uint64_t>(slice_offset(a_, rng_offsets_.strides, slice) + row * options_.rng_step);
-      double* out = static_cast<double*>(a_.out) + slice * shape_.rows + row;
-      if (a_.padding_mask == nullptr && gathered_.empty()) {
-        dots(x, pe, out, n, rng_offset, options_);
-        continue;
+    for_each_block(first, last, slices_between_rows(a_, a_.x_strides), 1, [&](int64_t slice, int64_t count) {
+      // Rows of one slice at a time, or one row of all slices; as many as are gathered, if they have to be.
+      const int64_t at_once = count > 1 ? 1 : gathered_.empty() ? n : kGathered;
+      for (int64_t r = 0; r < n; r += at_once) {
+        for (int64_t k = slice; k < slice + count; ++k) rows(k, row + r, std::min(at_once, n - r), pe + r * shape_.dim);
       }
-      for (int64_t r = 0; r < n; ++r) {
-        out[r] = 0.0;
-        if (padding_.at(slice, row + r)) continue;
-        dots(dense(x + r * options_.row_stride), pe + r * shape_.dim, out + r, 1,
-             rng_offset + static_cast<uint64_t>(r * options_.rng_step), options_);
-      }
-    }
+    });
   }
 
  private:
-  const T* dense(const T* x) {
-    if (gathered_.empty()) return x;
-    for (int64_t c = 0; c < shape_.dim; ++c) gathered_[static_cast<size_t>(c)] = x[c * channel_];
-    return gathered_.data();
+  static constexpr int64_t kGathered = 16;  // rows whose elements lie in one cache line, where channels come first
+
+  void rows(int64_t slice, int64_t row, int64_t n, const Real* pe) {
+    const T* x = static_cast<const T*>(a_.x) + slice_offset(a_, a_.x_strides, slice) + row * a_.x_strides[a_.rank - 2];
+    uint64_t rng_offset = rng_offsets_.base + static_cast<uint64_t>(slice_offset(a_, rng_offsets_.strides, slice) +
+                                                                    row * options_.rng_step);
+    if (!gathered_.empty()) x = gather(x, n);
+    double* out = static_cast<double*>(a_.out) + slice * shape_.rows + row;
+    const auto dots = row_kernels().of<T>().dots;
+    if (a_.padding_mask == nullptr) return dots(x, pe, out, n, rng_offset, options_);
+    for (int64_t r = 0; r < n; ++r, x += options_.row_stride, pe += shape_.dim) {
+      out[r] = 0.0;
+      if (!padding_.at(slice, row + r)) dots(x, pe, out + r, 1, rng_offset, options_);
+      rng_offset += static_cast<uint64_t>(options_.rng_step);
+    }
+  }
+
+  const T* gather(const T* x, int64_t n) {
+    T* to = gathered_.data();
+    for (int64_t c = 0; c < shape_.dim; ++c) {
+      for (int64_t r = 0; r < n; ++r) to[r * shape_.dim + c] = x[r * a_.x_strides[a_.rank - 2] + c * channel_];
+    }
+    return to;
   }
 
   const sinpe_add_arguments& a_;

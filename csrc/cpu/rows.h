@@ -110,6 +110,10 @@ struct KernelsOf {
   // ignored with dropout, and without a row.
   void (*add)(const T* const* x, const Real* row, T* const* out, int count, int64_t n, Real scale,
               const Dropout& dropout, const uint64_t* rng_offset, Stores stores);
+  // The same, with dropout, for kLanesPerCounter lines of n elements, each with its own row (or, if rows is null, none). Their
+  // RNG offsets are consecutive at each element, from a multiple of kLanesPerCounter; rng_offset is that of x[0][0].
+  void (*drop_eight)(const T* const* x, const Real* const* rows, T* const* out, int64_t n, Real scale,
+                     const Dropout& dropout, uint64_t rng_offset);
   // For each of n rows: out[r] = factor * the sum of x[r][i] * rows[r][i] * weights[i] over the elements that are not
   // dropped, in double. rng_offset is the RNG offset of the first element, not read without dropout.
   void (*dots)(const T* x, const Real* rows, double* out, int64_t n, uint64_t rng_offset, const DotOptions& options);

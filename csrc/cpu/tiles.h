@@ -3,6 +3,8 @@
 // run_checked checks the arguments; for_each_tile chooses for_each_row_tile, or for_each_streamed_row without tiles.
 #pragma once
 
+#include <cstdlib>
+
 #include "core/layout.h"
 #include "cpu/exceptions.h"
 #include "cpu/populate.h"
@@ -13,6 +15,29 @@ namespace sinpe {
 // Memory offset of a slice.
 inline int64_t slice_offset(const sinpe_add_arguments& a, const int64_t* strides, int64_t slice) {
   return offset_at(a.sizes, strides, a.rank - 2, slice);
+}
+
+// Slices whose rows lie between two rows of one slice in memory, as those of a batch do with the sequence first; 1 if none
+// do. They are consecutive.
+inline int64_t slices_between_rows(const sinpe_add_arguments& a, const int64_t* strides) {
+  int64_t count = 1;
+  const int64_t row = std::abs(strides[a.rank - 2]);
+  for (int d = a.rank - 3; d >= 0 && (a.sizes[d] == 1 || std::abs(strides[d]) < row); --d) count *= a.sizes[d];
+  return count;
+}
+
+constexpr int64_t kMostSlices = 256;  // slices of a block
+
+// Calls work(slice, count) for blocks of slices whose rows are to be walked together, row by row: those that lie between two
+// rows, at most kMostSlices, otherwise at most `others`.
+template <class F>
+void for_each_block(int64_t first, int64_t last, int64_t between_rows, int64_t others, const F& work) {
+  for (int64_t slice = first; slice < last;) {
+    const int64_t end = between_rows == 1 ? slice + others : (slice / between_rows + 1) * between_rows;
+    const int64_t count = std::min({last, end, slice + kMostSlices}) - slice;
+    work(slice, count);
+    slice += count;
+  }
 }
 
 // Checks all arguments except x and out. Sets *first to the first position if no positions are given.

@@ -1,0 +1,123 @@
+// Tiles by channels, for x and out whose positions follow each other in memory: each row has one channel at consecutive
+// positions. The kernels make rows of channels; these are made for some channels at a time and turned.
+#pragma once
+
+#include <cstring>
+
+#include "cpu/tiles.h"
+
+namespace sinpe {
+
+constexpr int64_t kMostColumns = 2048;  // positions of a tile
+constexpr int64_t kStrip = 64;          // channels that are made at once, at kBlockRows positions
+
+// Channels of a tile of 256 KiB.
+inline int64_t channels_per_tile(int64_t columns) { return std::max<int64_t>(kStrip / 2, 65536 / columns / 2 * 2); }
+
+// `count` channels of a plan as a plan of their own: from the i-th of one stream, or (pairs) from the i-th of either, first those
+// of one stream, then those of the other.
+inline Plan part_of(const Plan& plan, int stream, int64_t i, int64_t count, bool pairs) {
+  const int64_t osc = plan.oscillator(stream, i);
+  Plan part = plan;
+  part.interleaved = false;
+  part.shared = pairs;
+  part.dim = count;
+  part.n0 = (count + 1) / 2;  // kernels fill vectors with two streams: those of one are the halves of its channels
+  part.n1 = count - part.n0;
+  part.n_osc = pairs ? part.n0 : count;
+  if (!pairs) part.q0 = part.q1 = stream == 0 ? plan.q0 : plan.q1;
+  part.frac_hi += osc;
+  part.frac_lo += osc;
+  part.whole += osc;
+  part.turns_hi += osc;
+  part.turns_lo += osc;
+  return part;
+}
+
+// For one thread: channels of rows [row, row + columns) of a plan, times alpha.
+template <class Real>
+class ChannelMaker {
+ public:
+  ChannelMaker(const Plan& plan, const Positions& positions, int64_t row, int64_t columns, Real alpha)
+      : plan_(plan), positions_(positions), row_(row), columns_(columns), alpha_(alpha) {}
+
+  // n channels from `channel`, with the positions of a group of slices.
+  void operator()(int64_t group, int64_t channel, int64_t n, Real* out) {
+    for (int64_t c = 0; c < n; c += kStrip) strip(group, channel + c, std::min(kStrip, n - c), out + c * columns_);
+  }
+
+ private:
+  void strip(int64_t group, int64_t channel, int64_t n, Real* out) {
+    const int64_t end = channel + n, step = plan_.interleaved ? 2 : 1;
+    if (plan_.interleaved && plan_.shared && channel % 2 == 0 && end <= plan_.n0 + plan_.n1) {
+      const Plan part = part_of(plan_, 0, channel / 2, n, /*pairs=*/true);
+      return make(part, group, out, [&](int64_t k) { return k < part.n0 ? 2 * k : 2 * (k - part.n0) + 1; });
+    }
+    if (end > plan_.n0 + plan_.n1) std::fill(out, out + n * columns_, Real{0});
+    for (int stream = 0; stream < 2; ++stream) {
+      // The stream's channels are begin + i * step.
+      const int64_t begin = stream == 0 ? 0 : (plan_.interleaved ? 1 : plan_.n0),
+                    count = stream == 0 ? plan_.n0 : plan_.n1;
+      const int64_t from = std::max<int64_t>(0, (channel - begin + step - 1) / step);
+      const int64_t to = std::min(count, (end - begin + step - 1) / step);
+      if (from >= to) continue;
+      const Plan part = part_of(plan_, stream, from, to - from, /*pairs=*/false);
+      make(part, group, out, [&](int64_t k) { return begin + (from + k) * step - channel; });
+    }
+  }
+
+  // The channels of `part`: the k-th is the row_of(k)-th of `out`.
+  template <class RowOf>
+  void make(const Plan& part, int64_t group, Real* out, const RowOf& row_of) {
+    const std::unique_ptr<RowState> steps = shared_steps(part, std::is_same<Real, double>::value ? 0 : columns_);
+    RowMaker maker(part, steps.get());
+    for (int64_t r = 0; r < columns_; r += kBlockRows) {
+      const int64_t count = std::min(kBlockRows, columns_ - r);
+      positions_.rows(maker, group, row_ + r, count, rows_, part.dim);
+      for (int64_t k = 0; k < part.dim; ++k) {
+        if constexpr (std::is_same<Real, float>::value) {
+          for (; k + 4 <= part.dim; k += 4) turn_four(part.dim, k, count, r, out, row_of);
+        }
+        if (k < part.dim) turn(part.dim, k, 0, count, out + row_of(k) * columns_ + r);
+      }
+    }
+  }
+
+  // Column k of rows_ [from, count), of `dim` channels, times alpha, as a row.
+  void turn(int64_t dim, int64_t k, int64_t from, int64_t count, Real* to) const {
+    for (int64_t j = from; j < count; ++j) to[j] = rows_[j * dim + k] * alpha_;
+  }
+  // Columns k to k + 3.
+  template <class RowOf>
+  void turn_four(int64_t dim, int64_t k, int64_t count, int64_t r, float* out, const RowOf& row_of) const {
+    typedef float Four __attribute__((vector_size(16)));
+    float* to[4];
+    for (int i = 0; i < 4; ++i) to[i] = out + row_of(k + i) * columns_ + r;
+    int64_t j = 0;
+    for (; j + 4 <= count; j += 4) {
+      Four v[4];
+      for (int i = 0; i < 4; ++i) {
+        std::memcpy(v + i, rows_ + (j + i) * dim + k, sizeof v[i]);
+        v[i] = v[i] * alpha_;
+      }
+      const Four a = __builtin_shufflevector(v[0], v[1], 0, 4, 1, 5),
+                 b = __builtin_shufflevector(v[2], v[3], 0, 4, 1, 5);
+      const Four c = __builtin_shufflevector(v[0], v[1], 2, 6, 3, 7),
+                 d = __builtin_shufflevector(v[2], v[3], 2, 6, 3, 7);
+      v[0] = __builtin_shufflevector(a, b, 0, 1, 4, 5);
+      v[1] = __builtin_shufflevector(a, b, 2, 3, 6, 7);
+      v[2] = __builtin_shufflevector(c, d, 0, 1, 4, 5);
+      v[3] = __builtin_shufflevector(c, d, 2, 3, 6, 7);
+      for (int i = 0; i < 4; ++i) std::memcpy(to[i] + j, v + i, sizeof v[i]);
+    }
+    for (int i = 0; i < 4; ++i) turn(dim, k + i, j, count, to[i]);
+  }
+
+  const Plan& plan_;
+  const Positions& positions_;
+  int64_t row_, columns_;
+  Real alpha_;
+  alignas(64) Real rows_[kBlockRows * kStrip];
+};
+
+}  // namespace sinpe
