@@ -57,7 +57,11 @@ class TileEmbedder {
                     n * out_row() * static_cast<int64_t>(sizeof(T)));
   }
   // For for_each_streamed_row.
-  bool can_stream() const { return a_.padding_mask == nullptr && is_worth_streaming<T>(a_); }
+  // Dropout of 16-bit elements, or with short vectors, is limited by arithmetic, and tiles need less of it.
+  bool can_stream() const {
+    const bool is_worth_it = a_.dropout.drop_threshold == 0 || (sizeof(T) == 4 && row_kernels().lanes > 2);
+    return a_.padding_mask == nullptr && is_worth_it;
+  }
   StreamOptions stream_options() const {
     return {static_cast<float>(scale_), static_cast<float>(a_.alpha), dropout_, Stores::kCached};
   }

@@ -18,8 +18,12 @@ namespace sinpe {
 constexpr int64_t kShortestRun = 4;
 constexpr int64_t kShortestCall = 12;
 
-// Rows of the encoding per tile: 256 KiB of float32, well within a second-level cache.
-inline int64_t tile_rows(int64_t dim) { return std::max<int64_t>(4, std::min<int64_t>(64, 65536 / dim)); }
+// Values of the encoding per tile: 256 KiB of float32, well within a second-level cache, for many slices; for a single one,
+// what the first-level cache holds. Measured with one slice, Zen 5: 12,288 instead of 65,536 take 0.7 to 0.95 of the time.
+constexpr int64_t kTileOfMany = 65536, kTileOfOne = 12288;
+inline int64_t tile_rows(int64_t dim, int64_t values) {
+  return std::max<int64_t>(4, std::min<int64_t>(64, values / dim));
+}
 
 // Steps of the rotation, computed once per call and shared by its threads; nullptr if no run is long enough.
 inline std::unique_ptr<RowState> shared_steps(const Plan& plan, int64_t longest_run) {

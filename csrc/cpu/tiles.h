@@ -130,29 +130,25 @@ class Padding {
   int64_t middle_;
 };
 
-// Memory for a tile of rows, initialised to zero, since a grid does not write the channels that no axis provides. Small
-// tiles, such as those of a decoding step, are on the stack, because an allocation would take too long. Aligned to
-// cache lines: a vector load across two lines takes twice as long.
+// Memory for a tile of n values. Small tiles, such as those of a decoding step, are on the stack, because an allocation would
+// take too long. Aligned to cache lines: a vector load across two lines takes twice as long.
 template <class Real>
 class TileMemory {
  public:
-  explicit TileMemory(int64_t n) {
-    if (n > kFew) {
-      many_.resize(static_cast<size_t>(n + kLine));
-    } else {
-      std::fill_n(few_, n, Real{});
-    }
+  explicit TileMemory(int64_t n, bool zeros) {
+    if (n > kFew) many_.reset(new Real[static_cast<size_t>(n + kLine)]);
+    if (zeros) std::fill_n(data(), n, Real{});
   }
   Real* data() {
-    if (many_.empty()) return few_;
-    const uintptr_t past = reinterpret_cast<uintptr_t>(many_.data()) / sizeof(Real) % kLine;
-    return many_.data() + (kLine - past) % kLine;
+    if (many_ == nullptr) return few_;
+    const uintptr_t past = reinterpret_cast<uintptr_t>(many_.get()) / sizeof(Real) % kLine;
+    return many_.get() + (kLine - past) % kLine;
   }
 
  private:
   static constexpr int64_t kFew = 1024, kLine = 64 / sizeof(Real);
   alignas(64) Real few_[kFew];
-  std::vector<Real> many_;
+  std::unique_ptr<Real[]> many_;
 };
 
 constexpr int64_t kFewRows = 8, kSlices = 8;
@@ -164,16 +160,17 @@ inline int64_t shared_tile(int64_t tile, int64_t rows, int64_t threads) {
 
 // Calls work(first slice, last slice, row, n, pe) so that every row of every slice is processed once. make_rows() creates
 // one thread's generator of rows; generator(group, row, n, pe) computes n of them. The slices form `groups` with
-// different rows of the encoding. make_work() creates the work function of one thread.
+// different rows of the encoding. make_work() creates the work function of one thread. With `zeros`, a tile holds zeros where
+// no row is written.
 template <class Real, class MakeRows, class MakeWork>
 sinpe_status for_each_row_tile(const Shape& shape, int64_t groups, int64_t tile, const MakeRows& make_rows,
-                               const MakeWork& make_work) {
+                               const MakeWork& make_work, bool zeros = false) {
   const int64_t all_slices = shape.batch * shape.middle;
   const bool is_small = all_slices * shape.rows * shape.dim <= kGrain;
   if (is_small && groups == 1 && shape.rows <= tile) {  // a single work item, without the divisions below
     auto maker = make_rows();
     auto work = make_work();
-    TileMemory<Real> pe(shape.rows * shape.dim);
+    TileMemory<Real> pe(shape.rows * shape.dim, zeros);
     maker(0, 0, shape.rows, pe.data());
     work(0, all_slices, 0, shape.rows, pe.data());
     return SINPE_OK;
@@ -192,7 +189,7 @@ sinpe_status for_each_row_tile(const Shape& shape, int64_t groups, int64_t tile,
   return parallel_status(pieces, grain, [&](int64_t begin, int64_t end) {
     auto maker = make_rows();
     auto work = make_work();
-    TileMemory<Real> pe(tile * shape.dim);
+    TileMemory<Real> pe(tile * shape.dim, zeros);
     for (int64_t item = begin; item < end; ++item) {
       const int64_t row = item % tiles * tile, part = item / tiles % parts, group = item / tiles / parts;
       const int64_t n = std::min(tile, shape.rows - row);
@@ -202,19 +199,13 @@ sinpe_status for_each_row_tile(const Shape& shape, int64_t groups, int64_t tile,
   });
 }
 
-// Whether streaming is faster than tiles. Dropout of 16-bit elements, or with short vectors, is limited by arithmetic,
-// and tiles need less of it.
-template <class T>
-bool is_worth_streaming(const sinpe_add_arguments& a) {
-  return a.dropout.drop_threshold == 0 || (sizeof(T) == 4 && row_kernels().lanes > 2);
-}
-
 // For work functions that can provide StreamedRows: rows of the encoding that are used by one slice only do not need a
 // tile.
 template <class T, class MakeWork>
 sinpe_status for_each_streamed_row(const Plan& plan, const RowState& steps, const Shape& shape, int64_t groups,
                                    const Positions& positions, const MakeWork& make_work) {
-  const int64_t tile = shared_tile(std::min(shape.rows, tile_rows(shape.dim)), groups * shape.rows, parallel_threads());
+  const int64_t tile =
+      shared_tile(std::min(shape.rows, tile_rows(shape.dim, kTileOfMany)), groups * shape.rows, parallel_threads());
   const int64_t tiles = (shape.rows + tile - 1) / tile;
   const int64_t grain = std::max<int64_t>(1, kGrain / (tile * shape.dim));
   return parallel_status(groups * tiles, grain, [&](int64_t begin, int64_t end) {
@@ -243,9 +234,9 @@ sinpe_status for_each_tile(const Plan& plan, const sinpe_add_arguments& a, int64
   const Shape shape(a);
   const Positions positions(a, first);
   const int64_t groups = positions.shared_by_batch() ? 1 : shape.batch;
+  const bool alone = shape.batch * shape.middle == groups;
   const std::unique_ptr<RowState> steps = shared_steps(plan, std::is_same<Real, double>::value ? 0 : shape.rows);
   if constexpr (std::is_same<Real, float>::value && Work::kStreams) {
-    const bool alone = shape.batch * shape.middle == groups;
     if (steps != nullptr && alone && positions.are_consecutive() && make_work().can_stream()) {
       return for_each_streamed_row<typename Work::Element>(plan, *steps, shape, groups, positions, make_work);
     }
@@ -257,7 +248,8 @@ sinpe_status for_each_tile(const Plan& plan, const sinpe_add_arguments& a, int64
       for (int64_t i = 0; i < n * shape.dim; ++i) pe[i] *= alpha;
     };
   };
-  return for_each_row_tile<Real>(shape, groups, std::min(shape.rows, tile_rows(shape.dim)), make_rows, make_work);
+  const int64_t most = tile_rows(shape.dim, alone ? kTileOfOne : kTileOfMany);
+  return for_each_row_tile<Real>(shape, groups, std::min(shape.rows, most), make_rows, make_work);
 }
 
 // Checks the arguments of add or row_dots, then calls run(T{}, plan, shape, first position) with the element type.
