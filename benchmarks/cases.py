@@ -338,37 +338,51 @@ def add(
     return Calls(both, two_copies, peers, check_gradients, 2 * moved)
 
 
-def layout(place: Place, shape: tuple[int, int, int], kind: str, dropout: float = 0.0) -> Calls:
-    """x in another layout: "sequence first", "channels first", or a view of "heads".
+def layout(
+    place: Place,
+    shape: tuple[int, int, int] | None = None,
+    kind: str = "sequence first",
+    dtype: torch.dtype = torch.float32,
+    dropout: float = 0.0,
+    backward: bool = False,
+) -> Calls:
+    """x in another layout, into other memory: "sequence first", "channels first" or a transposed view of "heads".
 
-    The floor is the same sum with a table stored in that layout; with dropout, ours where the batch is first.
+    The floor is the same sum with a table stored in that layout; with dropout, and with a backward pass, ours where the
+    batch is first.
     """
+    shape = shape or place.shape()
     batch, length, dim = shape
-    x = place.randn(shape, torch.float32)
-    pe = sinpe.table(length, dim, device=place.device)
+    x, width = place.randn(shape, dtype), min(64, dim) if kind == "heads" else dim
+    pe = sinpe.table(length, width, dtype=dtype, device=place.device)
     options: dict[str, Any] = {"dropout": dropout, "seed": place.seed()}
+    where: dict[str, Any] = {}
     if kind == "sequence first":
-        z, rows, options["seq_dim"] = x.transpose(0, 1).contiguous(), pe.unsqueeze(1), 0
+        z, rows, where = x.transpose(0, 1).contiguous(), pe.unsqueeze(1), {"seq_dim": 0}
     elif kind == "channels first":
-        z, rows = x.transpose(1, 2).contiguous(), pe.t().contiguous()
-        options |= {"seq_dim": 2, "channel_dim": 1}
+        z, rows, where = x.transpose(1, 2).contiguous(), pe.t().contiguous(), {"seq_dim": 2, "channel_dim": 1}
     else:
-        heads = dim // 64
-        z, rows = x.view(batch, length, heads, 64).transpose(1, 2), sinpe.table(length, 64, device=place.device)
-    encoding = sinpe.Encoding(64 if kind == "heads" else dim)
+        z, rows = x.view(batch, length, dim // width, width).transpose(1, 2), pe
+    encoding, first, y, into = sinpe.Encoding(width), sinpe.Encoding(dim), torch.empty_like(x), torch.empty_like(z)
 
     def ours() -> Tensor:
-        return sinpe.add(z, encoding, **options)
+        return sinpe.add(z, encoding, **options, **where, out=into)
 
     def check() -> None:
-        total = z.double() + rows
+        total = z.detach().double() + rows
         if dropout:
             close_dropout(ours(), total)
         else:
-            peer.agree(kind, ours(), total, 2.0**-22)
+            peer.agree(kind, ours(), total, 2.0**-22 if dtype == torch.float32 else 2.0**-6)
 
-    floor: Call = (lambda: sinpe.add(x, dropout=dropout, seed=options["seed"])) if dropout else (lambda: z + rows)
-    return Calls(ours, floor, check=check, moved=2 * x.nbytes)
+    if backward:
+        leaves, grads = [z.requires_grad_(), x.requires_grad_()], [torch.randn_like(z), torch.randn_like(x)]
+        both = gradients(lambda: sinpe.add(z, encoding, **options, **where), leaves[:1], grads[0])
+        floor = gradients(lambda: sinpe.add(x, first, **options), leaves[1:], grads[1])
+        return Calls(both, floor, moved=4 * x.nbytes)
+    if dropout:
+        return Calls(ours, lambda: sinpe.add(x, first, **options, out=y), check=check, moved=2 * x.nbytes)
+    return Calls(ours, lambda: torch.add(z, rows, out=into), check=check, moved=2 * x.nbytes)
 
 
 def add_image(

@@ -36,6 +36,7 @@ from .small import CACHED_ROWS, CUDA_DECODE_ROWS, CUDA_HOST_ROWS, DECODE_ROWS, H
 
 WIDE, ALONE, TRAINED = (32, 512, 1024), (1, 16384, 1024), (16, 512, 1024)
 FILL, FULL, CLONE, COPY = "out.fill_(1)", "torch.full", "x.clone()", "y.copy_(x)"
+STORED, LAYOUTS = "a stored table", ("sequence first", "channels first", "heads")
 BF16, F16, F64 = torch.bfloat16, torch.float16, torch.float64
 long_table = partial(table, length=4096, dim=1024)
 
@@ -71,12 +72,15 @@ TABLES: tuple[Row, ...] = (
         {"eager": None}),
     Row("add_positions", "add (32,512,1024), random positions, out=", partial(add, shape=WIDE, into="out",
         positions=True), COPY, None, {"eager": None}),
-    *(Row(f"layout_{kind.replace(' ', '_')}{suffix}", f"add {str(shape).replace(' ', '')}, {kind}{title}",
-          partial(layout, shape=shape, kind=kind, dropout=dropout), floor, target)
-      for kind in ("sequence first", "channels first", "heads")
-      for suffix, shape, title, dropout, floor, target in (
-          ("", WIDE, "", 0.0, "a stored table", 1.15), ("_small", (4, 16, 512), "", 0.0, "a stored table", 1.3),
-          ("_dropout", WIDE, ", dropout", P, "batch first", 1.15))),
+    *(Row(f"layout_{kind.replace(' ', '_')}{case}{suffix}", f"add {str(shape).replace(' ', '')}, {kind}{title}{half}",
+          partial(layout, shape=shape, kind=kind, dtype=dtype, dropout=P if case not in ("", "_small") else 0.0,
+                  backward=case == "_train"), floor, target)
+      for kind in LAYOUTS
+      for dtype, suffix, half in ((torch.float32, "", ""), (BF16, "_bf16", " bf16"))
+      for case, shape, title, floor, target in (
+          ("", WIDE, "", STORED, 1.15), ("_small", (4, 16, 512), "", STORED, 1.3),
+          ("_dropout", WIDE, ", dropout", "batch first", 1.15),
+          ("_train", TRAINED, ", dropout, backward", "batch first", 1.15))),
     Row("encode", "encode 1M random int64 x 128", partial(encode, count=1_000_000, largest=2.0**31), FULL, 1.5,
         {"float64 formula": 5.0}),
     # No page faults: malloc keeps up to 32 MiB for the next call. The float64 result is larger.
@@ -193,6 +197,10 @@ CUDA: tuple[Row, ...] = (
         cuda(f"grid_{s}", f"add mae2d {s}", partial(add_image, dtype=dtype), COPY, (1.05, 1.08)[half], eager=None),
         cuda(f"grid_first_{s}", f"add detr2d, channels first {s}", partial(add_image, dtype=dtype, channels_first=True),
              COPY, (1.05, 1.08)[half], eager=None),
+        *(cuda(f"layout_{kind.replace(' ', '_')}{case}_{s}", f"add, {kind}{title} {s}",
+               partial(layout, kind=kind, dtype=dtype, dropout=dropout), floor, 1.15)
+          for kind in LAYOUTS
+          for case, title, dropout, floor in (("", "", 0.0, STORED), ("_dropout", ", dropout", P, "batch first"))),
         cuda(f"embed_train_{s}", f"embed + dropout, backward {s}", partial(embed, dtype=dtype, dropout=P,
              backward=True), "two copies", (1.0, 1.08)[half], eager=None, compiled=1.0),
         cuda(f"embed_train_text_{s}", f"embed + dropout, ids of a text, backward {s}", partial(embed, dtype=dtype,
