@@ -187,8 +187,28 @@ class TileAdder {
 namespace sinpe {
 namespace {
 
-// add where positions, not channels, follow each other in the memory of out: rows and columns of the arguments change places,
-// at most kMostColumns positions at a time.
+// Calls add(part, first column) for at most `most` columns of all rows at a time, as a tile of whole rows may not fit a cache.
+template <class T, class F>
+sinpe_status for_each_part(const sinpe_add_arguments& a, int64_t most, const F& add) {
+  const int column = a.rank - 1;
+  const RngOffsets offsets(a.dropout, a.sizes, a.rank);
+  int64_t rng_offsets[1 + SINPE_MAX_RANK];
+  std::copy(offsets.strides, offsets.strides + a.rank, rng_offsets + 1);
+  sinpe_add_arguments part = a;
+  part.dropout.rng_offsets = rng_offsets;
+  sinpe_status status = SINPE_OK;
+  for (int64_t c = 0; c < a.sizes[column] && status == SINPE_OK; c += most) {
+    part.sizes[column] = std::min(most, a.sizes[column] - c);
+    part.x = static_cast<const T*>(a.x) + c * a.x_strides[column];
+    part.out = static_cast<T*>(a.out) + c * a.out_strides[column];
+    if (a.padding_mask != nullptr) part.padding_mask = a.padding_mask + c * a.mask_strides[1];
+    rng_offsets[0] = static_cast<int64_t>(offsets.base + static_cast<uint64_t>(c * offsets.strides[column]));
+    status = add(part, c);
+  }
+  return status;
+}
+
+// add where positions, not channels, follow each other in the memory of out: rows and columns change places.
 template <class T>
 sinpe_status add_by_channels(const Plan& plan, const sinpe_add_arguments& a, int64_t first) {
   using Real = accumulate_t<T>;
@@ -197,30 +217,21 @@ sinpe_status add_by_channels(const Plan& plan, const sinpe_add_arguments& a, int
   const RngOffsets offsets(a.dropout, a.sizes, a.rank);
   const NewPages pages;
   sinpe_add_arguments turned = a;
-  int64_t rng_offsets[1 + SINPE_MAX_RANK];
+  int64_t rng_offsets[1 + SINPE_MAX_RANK] = {static_cast<int64_t>(offsets.base)};
   std::copy(offsets.strides, offsets.strides + a.rank, rng_offsets + 1);
   turned.dropout.rng_offsets = rng_offsets;
-  std::swap(turned.sizes[row], turned.sizes[column]);
-  std::swap(turned.x_strides[row], turned.x_strides[column]);
-  std::swap(turned.out_strides[row], turned.out_strides[column]);
-  std::swap(rng_offsets[1 + row], rng_offsets[1 + column]);
-  const int64_t rows = a.sizes[row], groups = positions.shared_by_batch() ? 1 : Shape(a).batch;
-  sinpe_status status = SINPE_OK;
-  for (int64_t r = 0; r < rows && status == SINPE_OK; r += kMostColumns) {
-    turned.sizes[column] = std::min(kMostColumns, rows - r);
-    turned.x = static_cast<const T*>(a.x) + r * a.x_strides[row];
-    turned.out = static_cast<T*>(a.out) + r * a.out_strides[row];
-    if (a.padding_mask != nullptr) turned.padding_mask = a.padding_mask + r * a.mask_strides[1];
-    rng_offsets[0] = static_cast<int64_t>(offsets.base + static_cast<uint64_t>(r * offsets.strides[row]));
-    const Shape shape(turned);
+  for (int64_t* of : {turned.sizes, turned.x_strides, turned.out_strides, rng_offsets + 1})
+    std::swap(of[row], of[column]);
+  const int64_t groups = positions.shared_by_batch() ? 1 : Shape(a).batch;
+  return for_each_part<T>(turned, kMostColumns, [&](const sinpe_add_arguments& part, int64_t position) {
+    const Shape shape(part);
     const auto make_rows = [&] {
-      return ChannelMaker<Real>(plan, positions, r, shape.dim, static_cast<Real>(a.alpha));
+      return ChannelMaker<Real>(plan, positions, position, shape.dim, static_cast<Real>(a.alpha));
     };
-    const auto make_work = [&] { return TileAdder<T>(turned, shape, pages, /*by_channels=*/true); };
-    status = for_each_row_tile<Real>(shape, groups, std::min(shape.rows, channels_per_tile(shape.dim)), make_rows,
-                                     make_work);
-  }
-  return status;
+    const auto make_work = [&] { return TileAdder<T>(part, shape, pages, /*by_channels=*/true); };
+    return for_each_row_tile<Real>(shape, groups, std::min(shape.rows, channels_per_tile(shape.dim)), make_rows,
+                                   make_work);
+  });
 }
 
 bool is_by_channels(const sinpe_add_arguments& a) {
@@ -282,95 +293,67 @@ class PointRows {
   const Real* values_;
 };
 
-// The same for a grid by channels: a row is one channel at `width` consecutive grid points, from a multiple of `width`.
+// The same for a grid by channels: a row is one channel at `width` consecutive grid points, from `first`.
 template <class Real>
 class ChannelRows {
  public:
-  ChannelRows(const Grid& grid, const Real* values, int64_t width)
-      : grid_(grid), values_(values), width_(width), parts_(grid.points / width) {}
+  ChannelRows(const Grid& grid, const Real* values, int64_t first, int64_t width)
+      : grid_(grid), values_(values), first_(first), width_(width) {}
 
   void operator()(int64_t, int64_t row, int64_t n, Real* pe) const {
     for (int64_t r = row; r < row + n; ++r, pe += width_) {
       int64_t c;
-      const int k = grid_.channel_group(r / parts_, &c);
+      const int k = grid_.channel_group(r, &c);
       if (k < 0) {
-        std::fill(pe, pe + width_, Real{0});
+        std::fill_n(pe, width_, Real{0});
       } else {
-        part_of_row(grid_.groups[k], c, r % parts_ * width_, pe);
+        points(grid_.groups[k], c, pe);
       }
     }
   }
 
  private:
-  // Either all points of the row have the same coordinate, or the row covers every coordinate the same number of times.
-  void part_of_row(const ChannelGroup& p, int64_t c, int64_t point, Real* pe) const {
+  void points(const ChannelGroup& p, int64_t c, Real* pe) const {
     const int64_t inner = grid_.inner[p.axis], length = grid_.length[p.axis];
     const Real* from = values_ + grid_.at(p, 0, c);
     Real* const end = pe + width_;
-    if (inner >= width_) return std::fill(pe, end, from[grid_.coordinate(point, p.axis)]);
+    int64_t coordinate = grid_.coordinate(first_, p.axis), left = inner - first_ % inner;
     while (pe < end) {
+      // Along the last axis, a run has all coordinates that are left; along others, one coordinate several times.
+      const int64_t n = std::min(inner == 1 ? length - coordinate : left, end - pe);
       if (inner == 1) {
-        std::memcpy(pe, from, static_cast<size_t>(length) * sizeof(Real));
-        pe += length;
-        continue;
+        std::copy_n(from + coordinate, n, pe);
+      } else {
+        std::fill_n(pe, n, from[coordinate]);
       }
-      for (int64_t coordinate = 0; coordinate < length; ++coordinate, pe += inner) {
-        std::fill(pe, pe + inner, from[coordinate]);
-      }
+      pe += n;
+      left = inner;
+      coordinate = inner == 1 || coordinate + 1 == length ? 0 : coordinate + 1;
     }
   }
 
   const Grid& grid_;
   const Real* values_;
-  int64_t width_, parts_;
+  int64_t first_, width_;
 };
 
 constexpr int64_t kTileValues = 16384;  // values per tile: stays in the cache while it is applied to the slices
-
-// The arguments of a call by channels whose rows are split into parts, so that a tile of rows does not have to hold all
-// grid points. A part covers as many of the last axes as fit. Only for rows that are contiguous in memory.
-struct Parts {
-  sinpe_add_arguments a;
-  int64_t rng_offsets[1 + SINPE_MAX_RANK];
-
-  Parts(const Grid& grid, const sinpe_add_arguments& arguments) : a(arguments) {
-    const int row = a.rank - 2, column = a.rank - 1;
-    const auto follow = [&](const int64_t* strides) { return strides[row] == a.sizes[column] * strides[column]; };
-    const bool has_rng_offsets = a.dropout.rng_offsets != nullptr;
-    if (!follow(a.x_strides) || !follow(a.out_strides) || (has_rng_offsets && !follow(a.dropout.rng_offsets + 1)))
-      return;
-    int axis = 0;
-    while (axis + 1 < grid.n_axes && grid.inner[axis] > kTileValues) ++axis;
-    const int64_t width = grid.inner[axis];
-    if (grid.points <= kTileValues || width < 64) return;
-    a.sizes[row] *= grid.points / width;
-    a.sizes[column] = width;
-    a.x_strides[row] = width * a.x_strides[column];
-    a.out_strides[row] = width * a.out_strides[column];
-    if (!has_rng_offsets) return;
-    std::copy(a.dropout.rng_offsets, a.dropout.rng_offsets + 1 + a.rank, rng_offsets);
-    rng_offsets[1 + row] = width * rng_offsets[1 + column];
-    a.dropout.rng_offsets = rng_offsets;
-  }
-};
-
-template <class T, class MakeRows>
-sinpe_status add_rows(const sinpe_add_arguments& a, const MakeRows& make_rows) {
-  const Shape shape(a);
-  const int64_t tile = std::max<int64_t>(1, std::min<int64_t>(64, kTileValues / shape.dim));
-  const NewPages pages;
-  const auto make_work = [&] { return TileAdder<T>(a, shape, pages); };
-  return for_each_row_tile<accumulate_t<T>>(shape, 1, std::min(shape.rows, tile), make_rows, make_work,
-                                            /*zeros=*/true);
-}
 
 template <class T>
 sinpe_status add_grid(const Grid& grid, const void* values, const sinpe_add_arguments& a) {
   using Real = accumulate_t<T>;
   const Real* from = static_cast<const Real*>(values);
-  if (!grid.by_channels) return add_rows<T>(a, [&] { return PointRows<Real>(grid, from); });
-  const Parts parts(grid, a);
-  return add_rows<T>(parts.a, [&] { return ChannelRows<Real>(grid, from, parts.a.sizes[a.rank - 1]); });
+  const NewPages pages;
+  const auto add_rows = [&](const sinpe_add_arguments& part, const auto& make_rows) {
+    const Shape shape(part);
+    const int64_t tile = std::max<int64_t>(1, std::min<int64_t>(64, kTileValues / shape.dim));
+    const auto make_work = [&] { return TileAdder<T>(part, shape, pages); };
+    return for_each_row_tile<Real>(shape, 1, std::min(shape.rows, tile), make_rows, make_work, /*zeros=*/true);
+  };
+  if (!grid.by_channels) return add_rows(a, [&] { return PointRows<Real>(grid, from); });
+  return for_each_part<T>(a, kTileValues, [&](const sinpe_add_arguments& part, int64_t first) {
+    return add_rows(part, [&] { return ChannelRows<Real>(grid, from, first, part.sizes[part.rank - 1]); });
+  });
 }
 
 }  // namespace
