@@ -37,8 +37,8 @@ def __dir__() -> list[str]:
 def table(
     length: int | Sequence[int],
     encoding: Encoding | GridEncoding | str | int | None = None,
-    *,
     dim: int | None = None,
+    *,
     start: int | Sequence[int] = 0,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
@@ -59,7 +59,7 @@ def table(
         length: number of rows, 0 or more; for a grid the lengths of its axes, such as (H, W).
         encoding: an Encoding, a GridEncoding, the name of a convention, or an int as short form of Encoding(int). None:
             Encoding(dim).
-        dim: number of channels, for encoding=None and for the name of a convention, as in table(4096, "t2t", dim=512).
+        dim: number of channels, for encoding=None and for the name of a convention, as in table(4096, "t2t", 512).
             Must be None for any other encoding.
         start: added to encoding.start; every position must fit into int64. For a grid an int, or one int per axis, such
             as the (top, left) corner of a crop.
@@ -98,8 +98,8 @@ def table(
 def encode(
     positions: torch.Tensor,
     encoding: Encoding | GridEncoding | str | int | None = None,
-    *,
     dim: int | None = None,
+    *,
     dtype: torch.dtype = torch.float32,
     allow_16bit: bool = False,
 ) -> torch.Tensor:
@@ -115,7 +115,7 @@ def encode(
             not added. For a grid the last dimension holds the coordinates, one per axis.
         encoding: an Encoding, a GridEncoding, the name of a convention, or an int as short form of Encoding(int). None:
             Encoding(dim).
-        dim: number of channels, for encoding=None and for the name of a convention, as in encode(t, "ddpm", dim=320).
+        dim: number of channels, for encoding=None and for the name of a convention, as in encode(t, "ddpm", 320).
             Must be None for any other encoding.
         dtype: float32, float64, bfloat16 or float16.
         allow_16bit: accept float16 and bfloat16 positions and use their stored value; by default they are refused.
