@@ -104,10 +104,11 @@ def check(encoding: Encoding) -> None:
         )
     largest = _extremes_log2(encoding)[1]
     if largest >= MAX_TURNS_LOG2:
-        name = "frequencies" if encoding.frequencies is not None else "position_scale, base, exponent_scale"
+        given = encoding.frequencies is not None
+        name = "frequencies" if given else "dim, position_scale, base, exponent_scale"
         raise ValueError(
             f"{name}: expected frequencies below 2**{MAX_TURNS_LOG2} turns per position, got 2**{largest:.1f}; "
-            "lower the largest frequency"
+            + ("lower the largest" if given or encoding.base >= 1 else "pass a smaller dim or position_scale")
         )
 
 
