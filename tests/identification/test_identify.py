@@ -11,6 +11,7 @@ import numpy
 import pytest
 import torch
 from test_identify_numbers import naive
+from widths import WIDTHS, names_at
 
 import sinpe_ext as sinpe
 from sinpe_ext.encodings.catalogue import CATALOGUE
@@ -18,7 +19,6 @@ from sinpe_ext.encodings.encoding import Encoding
 
 ROWS = 64
 NAMES = tuple(CATALOGUE)
-DIMS = (8, 33, 64, 127, 128, 320, 512)
 STORAGE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # Largest difference, relative to the amplitude, between the encoding found and the true one: rounding to the dtype,
 # plus the error of fitted numbers.
@@ -44,13 +44,11 @@ def found(held: torch.Tensor, **fields: object) -> sinpe.Match:
     return match
 
 
-EVERY = [(name, DIMS[(2 * k + j) % len(DIMS)], STORAGE[(k + j) % 4]) for k, name in enumerate(NAMES) for j in (0, 3)]
+EVERY = [(name, dim, STORAGE[(k + dim) % 4]) for dim in (8, 33, *WIDTHS) for k, name in enumerate(names_at(dim, 1))]
 
 
 @pytest.mark.parametrize(("name", "dim", "dtype"), EVERY, ids=str)
 def test_every_name_from_64_rows(name: str, dim: int, dtype: torch.dtype) -> None:
-    if name in ("nerf", "tcnn"):
-        dim = min(dim, 64)  # octaves: frequencies of 2**62 turns are refused
     encoding = sinpe.convention(name, dim)
     match = found(table(encoding, dtype=dtype))
     assert name in names(match)
