@@ -118,7 +118,7 @@ from sinpe_ext import positions
 with pytest.raises(TypeError, match="no float64"):
     torch.zeros(3, device="single").double()
 with pytest.raises(TypeError, match="dtype: expected torch.float32 on single, got torch.float64"):
-    positions.from_mask_2d(torch.zeros(3, 4, dtype=torch.bool).to("single"), "detr2d", normalize=True, dtype=torch.float64)
+    positions.from_mask_2d(torch.zeros(3, 4).bool().to("single"), "detr2d", normalize=True, dtype=torch.float64)
 print(json.dumps({name: tests.compare(name) for name in tests.CALLS}))
 """
 
