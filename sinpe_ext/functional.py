@@ -189,8 +189,8 @@ def add(
             from it. None: the seed is drawn from torch's default generator of the device. No seed is drawn if dropout
             is 0 or 1 or x is empty. The mask is Philox 4x32-10 of the seed and the row-major index of the element in x,
             so it is the same on every backend, for any number of threads, under torch.compile and in the backward pass.
-        padding_mask: (S,) or (B, S), bool; rows where it is True are padding and get no encoding. Positions count through
-            them, unless `positions` are those of `sinpe_ext.positions.from_padding_mask`.
+        padding_mask: (S,) or (B, S), bool; rows where it is True are padding and get no encoding. Positions count
+            through them, unless `positions` are those of `sinpe_ext.positions.from_padding_mask`.
         seq_dim, channel_dim: dimensions of x that hold the sequence and the channels. positions, start and padding_mask
             are batch-first whatever seq_dim is; the batch is the first remaining dimension of x.
         grid_shape: lengths of the axes of a GridEncoding, if its points are the sequence of x in row-major order,

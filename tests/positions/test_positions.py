@@ -252,6 +252,26 @@ def test_packed_positions_follow_the_total_in_a_graph() -> None:
     assert torch.equal(program(values, ends), torch.cat([sinpe.add(part) for part in values.split((4, 7, 1))]))
 
 
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("strict", [False, True])
+def test_padding_with_the_encoding_of_a_layer_in_a_graph(strict: bool) -> None:
+    class Padded(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = sinpe.SinusoidalPositionalEncoding(DIM, 0.0, encoding="fairseq")
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            positions = at.from_padding_mask(mask, self.layer.encoding)
+            return self.layer(x, positions=positions, padding_mask=mask)  # type: ignore[no-any-return]
+
+    length = {1: torch.export.Dim("length", min=2, max=1000)}
+    given = torch.randn(2, MASK.shape[1], DIM), MASK[:2]
+    program = torch.export.export(Padded(), given, dynamic_shapes=(length, length), strict=strict).module()
+    x, mask = torch.randn(2, 9, DIM), torch.arange(9) < torch.tensor([[4], [0]])
+    want = torch.stack([torch.cat([x[0, :4], sinpe.add(x[0, 4:], "fairseq")]), sinpe.add(x[1], "fairseq")])
+    assert torch.equal(program(x, mask), want)
+
+
 CALLS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "packed": (lambda ends: at.packed(ends, "fairseq", total=5), (torch.tensor([0, 3, 5]),)),
     "from_padding_mask": (lambda mask: at.from_padding_mask(mask, "fairseq"), (MASK,)),
