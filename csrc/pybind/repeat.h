@@ -68,7 +68,7 @@ struct Arguments {
   bool describe_all() {
     for (Py_ssize_t k = 0; k < count; ++k) {
       PyObject* value = PyTuple_GET_ITEM(values, k);
-      if (!has_type(value, python.tensor) && !has_type(value, python.parameter)) continue;
+      if (!has_type(value, torch_objects.tensor) && !has_type(value, torch_objects.parameter)) continue;
       if (n_tensors == kTensors || !describe(value, &tensors[n_tensors])) return false;
       tensor_at[k] = static_cast<int8_t>(n_tensors);
       are_tensors |= 1U << k;
@@ -102,7 +102,7 @@ struct Symbols {
 };
 
 // Whether two values are identical, or equal in type and bits. `by_equality`: also whether they are equal objects of a type
-// in python.values, which may run Python code.
+// in torch_objects.values, which may run Python code.
 inline bool are_same(PyObject* a, PyObject* b, bool by_equality) {
   if (a == b) return true;
   if (Py_TYPE(a) != Py_TYPE(b)) return false;
@@ -119,8 +119,8 @@ inline bool are_same(PyObject* a, PyObject* b, bool by_equality) {
     return same;
   }
   if (!by_equality) return false;
-  for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(python.values); ++k) {
-    if (!has_type(a, PyTuple_GET_ITEM(python.values, k))) continue;
+  for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(torch_objects.values); ++k) {
+    if (!has_type(a, PyTuple_GET_ITEM(torch_objects.values, k))) continue;
     return PyObject_RichCompareBool(a, b, Py_EQ) == 1;
   }
   return false;
@@ -290,7 +290,7 @@ class Repetition {
       if (!is_writable(given_.tensor(kept_.written))) return false;
       result_ = Reference(Py_NewRef(given_[kept_.written]));
     } else if (kept_.like >= 0) {
-      result_ = Reference(PyObject_CallOneArg(python.empty_like, given_[kept_.like]));
+      result_ = Reference(PyObject_CallOneArg(torch_objects.empty_like, given_[kept_.like]));
     } else {
       const auto rank = static_cast<Py_ssize_t>(kept_.sizes.size());
       const Reference sizes(PyTuple_New(rank));
@@ -300,7 +300,8 @@ class Repetition {
         PyTuple_SET_ITEM(sizes.get(), d, size);
       }
       PyObject* call[] = {sizes.get(), kept_.dtype.get(), kept_.device.get()};
-      if (sizes.get() != nullptr) result_ = Reference(PyObject_Vectorcall(python.empty, call, 1, names.keywords));
+      if (sizes.get() != nullptr)
+        result_ = Reference(PyObject_Vectorcall(torch_objects.empty, call, 1, names.keywords));
     }
     return result_.get() != nullptr && describe(result_.get(), &out_);
   }
@@ -321,7 +322,7 @@ class Repetition {
     if (is_small()) return true;
     const sinpe::Kernels* library = kernels[out_.view.device_type];
     if (library == nullptr || elements() > library->max_elements ||
-        !is(PyObject_CallNoArgs(python.is_profiled), Py_False))
+        !is(PyObject_CallNoArgs(torch_objects.is_profiled), Py_False))
       return false;
     if (library->in_host_memory) return true;
     const char* check = std::getenv("SINPE_EXT_CHECK");
@@ -435,8 +436,8 @@ class Repetition {
 
   bool increment_version() {  // a function in C: no signal handler comes between
     const Reference written(PyTuple_Pack(1, result_.get()));
-    const Reference done(written.get() == nullptr ? nullptr
-                                                  : PyObject_CallOneArg(python.increment_version, written.get()));
+    const Reference done(
+        written.get() == nullptr ? nullptr : PyObject_CallOneArg(torch_objects.increment_version, written.get()));
     return done.get() != nullptr;
   }
 
@@ -468,7 +469,7 @@ inline PyObject* repeat(PyObject*, PyObject* const* items, Py_ssize_t count) {
     PyErr_SetString(PyExc_TypeError, "repeat: expected the number of a function and its arguments as a tuple");
     return nullptr;
   }
-  if (exchange == nullptr || calls[function].empty()) Py_RETURN_NONE;
+  if (dlpack == nullptr || calls[function].empty()) Py_RETURN_NONE;
   const int intercepted = is_intercepted();
   if (intercepted < 0) return nullptr;
   if (intercepted > 0) Py_RETURN_NONE;
@@ -583,7 +584,7 @@ inline PyObject* keep(PyObject*, PyObject* args) {
   given.values = arguments, given.count = PyTuple_GET_SIZE(arguments);
   kept->op = static_cast<sinpe::Op>(op);
   kept->constants.reserve(kOperands);  // operands point to them
-  const bool is_read = exchange != nullptr && given.describe_all() &&
+  const bool is_read = dlpack != nullptr && given.describe_all() &&
                        for_each(tensors, [&](PyObject* of) { return read_tensor(of, given, kept.get()); }) &&
                        for_each(integers, [&](PyObject* of) { return read_integer(of, kept.get()); }) &&
                        read_numbers(floats, &kept->floats) &&
@@ -619,7 +620,7 @@ inline PyObject* forget(PyObject*, PyObject*) {
 
 // is_intercepted() -> bool, for other calls; False before set_up.
 inline PyObject* is_intercepted_method(PyObject*, PyObject*) {
-  const int answer = exchange == nullptr ? 0 : is_intercepted();
+  const int answer = dlpack == nullptr ? 0 : is_intercepted();
   return answer < 0 ? nullptr : PyBool_FromLong(answer);
 }
 
