@@ -27,7 +27,7 @@ constexpr int64_t kFewElements = 1 << 16;
 // has no threads of torch.
 inline const sinpe::Kernels* kernels[] = {nullptr, &sinpe::cpu_kernels(), nullptr};
 
-// set_kernels(device_type, address): the table of a loaded library (core/kernels.h).
+// set_kernels(device_type, address): the struct Kernels of a loaded library (core/kernels.h).
 inline PyObject* set_kernels(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const long type = count == 2 ? PyLong_AsLong(items[0]) : -1;
   const auto* offered = static_cast<const sinpe::Kernels*>(count == 2 ? PyLong_AsVoidPtr(items[1]) : nullptr);
