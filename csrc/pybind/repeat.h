@@ -23,8 +23,9 @@ namespace sinpe_repeat {
 // The largest result on the CPU for which one thread is fastest.
 constexpr int64_t kFewElements = 1 << 16;
 
-// The kernels by DLPack's type of device; null: none are loaded. For few elements on the CPU, those of this module, which
-// has no threads of torch.
+// The kernels by DLPack's type of device; null: none are loaded. Those of the CPU are at first this module's own copy,
+// which is also used for few elements: it runs on the calling thread. Those of a library that uses torch's threads
+// replace them.
 inline const sinpe::Kernels* kernels[] = {nullptr, &sinpe::cpu_kernels(), nullptr};
 
 // set_kernels(device_type, address): the struct Kernels of a loaded library (core/kernels.h).
@@ -395,7 +396,8 @@ class Repetition {
     }
   }
 
-  // The index in the result of each element of the operand, in row-major order of the result's own shape.
+  // The RNG offset (core/philox.h) of each element of the operand: its index in row-major order of the result's own
+  // shape.
   bool set_rng_offsets(const Source& from, sinpe::Operand* operand) {
     sinpe::View row_major = out_.view, view;
     int64_t step = 1;
