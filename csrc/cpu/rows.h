@@ -61,8 +61,9 @@ class RowState {
   std::unique_ptr<double[]> storage_;
 };
 
-// At most kStreamedRows rows of data, to each of which one row of the encoding is added: the addresses that are read
-// and written, and the RNG offset of each row's first element.
+// Streaming: rows of the encoding are added to data while they are computed, without a tile (rows_stream.inc). (The
+// streams of a plan, core/plan.h, are something else.) At most kStreamedRows rows of data, to each of which one row of
+// the encoding is added: the addresses that are read and written, and the RNG offset of each row's first element.
 constexpr int kStreamedRows = 8;
 template <class T>
 struct StreamedRows {
