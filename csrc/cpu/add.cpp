@@ -8,8 +8,7 @@
 namespace sinpe {
 namespace {
 
-// One thread's work on a tile: `pe` has its rows of the encoding, which are added to slices of x (cpu/tiles.h). RNG
-// offsets (core/philox.h) are those of dropout.
+// One thread's work on a tile of rows: `pe` has the encoding, which is added to each slice of x.
 template <class T>
 class TileAdder {
  public:

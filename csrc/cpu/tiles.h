@@ -7,6 +7,7 @@
 //   tile           consecutive rows of the encoding, which one thread computes into memory of its own
 //   chunk          some slices of a position set, where a tile is computed by several threads, each for its own slices
 //   task           a tile and a chunk: what a thread does at a time
+//   RNG offset     the index of an element in the random numbers of dropout: core/philox.h
 #pragma once
 
 #include "core/layout.h"
