@@ -192,8 +192,8 @@ bool is_worth_streaming(const sinpe_add_arguments& a) {
   return a.dropout.drop_threshold == 0 || (sizeof(T) == 4 && row_kernels().lanes > 2);
 }
 
-// For work functions that can provide StreamedRows: rows of the encoding that are used by one slice only do not need a
-// tile. Each of the `slices` is a position set.
+// For work functions that can provide StreamedRows (kStreams): rows of the encoding that are used by one slice only do
+// not need a tile. Each of the `slices` is a position set.
 template <class T, class MakeWork>
 sinpe_status for_each_streamed_row(const Plan& plan, const RowState& steps, const Shape& shape, int64_t slices,
                                    const Positions& positions, const MakeWork& make_work) {

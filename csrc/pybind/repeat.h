@@ -170,7 +170,9 @@ struct Kept {
   int written = -1;                  // the argument that is written to; -1: a new tensor
   int like = -1;  // the argument whose torch.empty_like is the result; -1: a tensor of `sizes`, `dtype` and `device`
   std::vector<int64_t> sizes;
-  Reference dtype, device, draw, record;
+  Reference dtype, device;
+  Reference draw;    // function that draws the seed of dropout; null: the seed is an argument, or there is none
+  Reference record;  // function that records the result for autograd; null: nothing needs a gradient
 };
 
 constexpr size_t kFunctions = 8, kMostKept = 128;
