@@ -183,23 +183,23 @@ template <class Real>
 class ChannelRows {
  public:
   ChannelRows(const Grid& grid, const Real* values, int64_t width)
-      : grid_(grid), values_(values), width_(width), parts_(grid.points / width) {}
+      : grid_(grid), values_(values), width_(width), rows_per_channel_(grid.points / width) {}
 
   void operator()(int64_t, int64_t row, int64_t n, Real* pe) const {
     for (int64_t r = row; r < row + n; ++r, pe += width_) {
       int64_t c;
-      const int k = grid_.channel_group(r / parts_, &c);
+      const int k = grid_.channel_group(r / rows_per_channel_, &c);
       if (k < 0) {
         std::fill(pe, pe + width_, Real{0});
       } else {
-        part_of_row(grid_.groups[k], c, r % parts_ * width_, pe);
+        fill_row(grid_.groups[k], c, r % rows_per_channel_ * width_, pe);
       }
     }
   }
 
  private:
   // Either all points of the row have the same coordinate, or the row covers every coordinate the same number of times.
-  void part_of_row(const ChannelGroup& p, int64_t c, int64_t point, Real* pe) const {
+  void fill_row(const ChannelGroup& p, int64_t c, int64_t point, Real* pe) const {
     const int64_t inner = grid_.inner[p.axis], length = grid_.length[p.axis];
     const Real* from = values_ + grid_.at(p, 0, c);
     Real* const end = pe + width_;
@@ -218,18 +218,19 @@ class ChannelRows {
 
   const Grid& grid_;
   const Real* values_;
-  int64_t width_, parts_;
+  int64_t width_, rows_per_channel_;
 };
 
 constexpr int64_t kTileValues = 16384;  // values per tile: stays in the cache while it is applied to the slices
 
-// The arguments of a call by channels whose rows are split into parts, so that a tile of rows does not have to hold all
-// grid points. A part covers as many of the last axes as fit. Only for rows that are contiguous in memory.
-struct Parts {
+// The arguments of a call by channels whose rows are split into shorter ones, so that a tile of rows does not have to
+// hold all grid points. A shorter row covers as many of the last axes as fit. Only for rows that are contiguous in
+// memory.
+struct SplitRows {
   sinpe_add_arguments a;
   int64_t rng_offsets[1 + SINPE_MAX_RANK];
 
-  Parts(const Grid& grid, const sinpe_add_arguments& arguments) : a(arguments) {
+  SplitRows(const Grid& grid, const sinpe_add_arguments& arguments) : a(arguments) {
     const int row = a.rank - 2, column = a.rank - 1;
     const auto follow = [&](const int64_t* strides) { return strides[row] == a.sizes[column] * strides[column]; };
     const bool has_rng_offsets = a.dropout.rng_offsets != nullptr;
@@ -264,8 +265,8 @@ sinpe_status add_grid(const Grid& grid, const void* values, const sinpe_add_argu
   using Real = accumulate_t<T>;
   const Real* from = static_cast<const Real*>(values);
   if (!grid.by_channels) return add_rows<T>(a, [&] { return PointRows<Real>(grid, from); });
-  const Parts parts(grid, a);
-  return add_rows<T>(parts.a, [&] { return ChannelRows<Real>(grid, from, parts.a.sizes[a.rank - 1]); });
+  const SplitRows split(grid, a);
+  return add_rows<T>(split.a, [&] { return ChannelRows<Real>(grid, from, split.a.sizes[a.rank - 1]); });
 }
 
 }  // namespace
