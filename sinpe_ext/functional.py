@@ -37,8 +37,8 @@ def __dir__() -> list[str]:
 def table(
     length: int | Sequence[int],
     encoding: Encoding | GridEncoding | str | int | None = None,
-    *,
     dim: int | None = None,
+    *,
     start: int | Sequence[int] = 0,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
@@ -59,7 +59,7 @@ def table(
         length: number of rows, 0 or more; for a grid the lengths of its axes, such as (H, W).
         encoding: an Encoding, a GridEncoding, the name of a convention, or an int as short form of Encoding(int). None:
             Encoding(dim).
-        dim: number of channels, for encoding=None and for the name of a convention, as in table(4096, "t2t", dim=512).
+        dim: number of channels, for encoding=None and for the name of a convention, as in table(4096, "t2t", 512).
             Must be None for any other encoding.
         start: added to encoding.start; every position must fit into int64. For a grid an int, or one int per axis, such
             as the (top, left) corner of a crop.
@@ -98,8 +98,8 @@ def table(
 def encode(
     positions: torch.Tensor,
     encoding: Encoding | GridEncoding | str | int | None = None,
-    *,
     dim: int | None = None,
+    *,
     dtype: torch.dtype = torch.float32,
     allow_16bit: bool = False,
 ) -> torch.Tensor:
@@ -115,7 +115,7 @@ def encode(
             not added. For a grid the last dimension holds the coordinates, one per axis.
         encoding: an Encoding, a GridEncoding, the name of a convention, or an int as short form of Encoding(int). None:
             Encoding(dim).
-        dim: number of channels, for encoding=None and for the name of a convention, as in encode(t, "ddpm", dim=320).
+        dim: number of channels, for encoding=None and for the name of a convention, as in encode(t, "ddpm", 320).
             Must be None for any other encoding.
         dtype: float32, float64, bfloat16 or float16.
         allow_16bit: accept float16 and bfloat16 positions and use their stored value; by default they are refused.
@@ -189,7 +189,8 @@ def add(
             from it. None: the seed is drawn from torch's default generator of the device. No seed is drawn if dropout
             is 0 or 1 or x is empty. The mask is Philox 4x32-10 of the seed and the row-major index of the element in x,
             so it is the same on every backend, for any number of threads, under torch.compile and in the backward pass.
-        padding_mask: (S,) or (B, S), bool; rows where it is True are padding and get no encoding.
+        padding_mask: (S,) or (B, S), bool; rows where it is True are padding and get no encoding. Positions count
+            through them, unless `positions` are those of `sinpe_ext.positions.from_padding_mask`.
         seq_dim, channel_dim: dimensions of x that hold the sequence and the channels. positions, start and padding_mask
             are batch-first whatever seq_dim is; the batch is the first remaining dimension of x.
         grid_shape: lengths of the axes of a GridEncoding, if its points are the sequence of x in row-major order,
@@ -288,7 +289,7 @@ def embed(
         weight: (num_embeddings, channels), float32, float64, bfloat16 or float16.
         encoding, positions, start, scale, alpha, dropout, seed: as in `add`, for x of shape `(*ids.shape, channels)`.
         padding_idx: id whose row of weight gets no gradient, as in nn.Embedding; the row itself is used as stored.
-        padding_mask: (S,) or (B, S), bool; tokens where it is True are padding and get no encoding.
+        padding_mask: (S,) or (B, S), bool; tokens where it is True are padding and get no encoding; as in `add`.
         sparse: return the gradient of weight as a sparse tensor, as nn.Embedding(sparse=True) does.
         encode_padding: if False, tokens equal to padding_idx get no encoding, as if padding_mask were True for them;
             ids must then be (S,) or (B, S).

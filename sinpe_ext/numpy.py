@@ -34,8 +34,8 @@ def __dir__() -> list[str]:
 def table(
     length: int | Sequence[int],
     encoding: Encoding | GridEncoding | str | int | None = None,
-    *,
     dim: int | None = None,
+    *,
     start: int | Sequence[int] = 0,
     dtype: DTypeLike = np.float32,
     out: NDArray[Any] | None = None,
@@ -94,8 +94,8 @@ def table(
 def encode(
     positions: ArrayLike,
     encoding: Encoding | GridEncoding | str | int | None = None,
-    *,
     dim: int | None = None,
+    *,
     dtype: DTypeLike = np.float32,
 ) -> NDArray[Any]:
     """Returns the encodings of the given positions, which may be integers or fractional.
@@ -215,8 +215,8 @@ def dtype_name(value: Any) -> str:
         name = str(value)
     if name in DTYPES:
         return name
-    why = "; NumPy has no bfloat16 of its own, use sinpe_ext.table" if "bfloat16" in name else "; pass one of these"
-    raise TypeError(f"dtype: expected {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {name}{why}")
+    why = "NumPy has no bfloat16 of its own, use sinpe_ext.table" if "bfloat16" in name else "pass np.float32"
+    raise TypeError(f"dtype: expected {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {name}; {why}")
 
 
 def check_out(out: Any, shape: tuple[int, ...], name: str) -> None:

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from . import torch_state
-from .encodings import values
+from .encodings import resolve, values
+from .encodings.encoding import Encoding
+from .encodings.grid import GridEncoding
 from .encodings.tracing import refuse_jit_trace
-from .encodings.values import INT64_MAX, INT64_MIN, addressable, dense_tensor, integer, shown
+from .encodings.values import INT64_MAX, INT64_MIN, addressable, dense_tensor, integer, one_per_axis, shown
 from .encodings.values import length as _length
 from .operations.checks import bool_mask, is_size, number
 from .operations.nested import sequence_positions
@@ -28,19 +30,18 @@ def __dir__() -> list[str]:
 # Sums convert to int64 first: some versions of torch.compile ignore the dtype argument of sum and cumsum.
 
 
-def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
-    """Returns the positions of sequences that are packed into one dimension; each sequence starts at 0.
+def packed(cu_seqlens: Tensor, encoding: Encoding | str | int | None, *, total: int | None = None) -> Tensor:
+    """Returns the positions of sequences that are packed into one dimension; each begins at the encoding's start.
 
     Equivalent to::
 
-        torch.cat([torch.arange(n) for n in cu_seqlens.diff()])
-
-    Explicit positions are absolute: for an encoding with a start, such as "fairseq", pass `packed(cu_seqlens) +
-    encoding.start`.
+        torch.cat([torch.arange(n) for n in cu_seqlens.diff()]) + encoding.start
 
     Args:
         cu_seqlens: (number of sequences + 1,), int32 or int64, cumulative sequence lengths as in variable-length
             attention: 0, then the end of each sequence. The last one is the number of tokens.
+        encoding: the encoding of the call that takes these positions, as in `add`; only its `start` is used. None: the
+            paper's encoding, which starts at 0.
         total: number of tokens. If given, cu_seqlens is not read back from a device other than the CPU. Tokens after
             the last end form one more sequence. None: the last of cu_seqlens.
     Returns:
@@ -72,7 +73,8 @@ def packed(cu_seqlens: Tensor, total: int | None = None) -> Tensor:
     rows = total if traced else _length(total, "total")
     if not traced:
         addressable("total", rows, 1, 8)
-    return sequence_positions(ends, rows)
+    (first,) = _firsts(encoding, (rows,))
+    return sequence_positions(ends, rows) + first
 
 
 def _size(name: str, value: Any, low: int, high: int, advice: str) -> Any:
@@ -104,31 +106,32 @@ def relative(length: int, *, device: torch.device | str | None = None) -> Tensor
     return torch.arange(length - 1, -length, -1, device=device)
 
 
-def from_padding_mask(mask: Tensor) -> Tensor:
-    """Returns positions that count the tokens of each sequence from 0 and skip padding, wherever the padding is.
+def from_padding_mask(mask: Tensor, encoding: Encoding | str | int | None) -> Tensor:
+    """Returns positions that count the tokens of each sequence and skip padding, wherever the padding is.
 
     Equivalent to::
 
         positions = attention_mask.long().cumsum(-1) - 1                      # attention_mask = ~mask
-        positions.masked_fill(attention_mask == 0, 0)
+        positions.masked_fill(attention_mask == 0, 0) + encoding.start
 
-    Explicit positions are absolute: the `start` of an encoding is not added. For a convention that has one, such as
-    "fairseq"::
+    A padded sequence then has the encodings that it has without padding::
 
-        encoding = sinpe.convention("fairseq", x.shape[-1])
-        sinpe.add(x, encoding, positions=from_padding_mask(mask) + encoding.start, padding_mask=mask)
+        sinpe.add(x, "fairseq", positions=from_padding_mask(mask, "fairseq"), padding_mask=mask)
 
     Args:
         mask: (B, S) or (S,), bool; True marks padding, as in `padding_mask` of `add`.
+        encoding: the encoding of the call that takes these positions, as in `add`; only its `start` is used. None: the
+            paper's encoding, which starts at 0.
     Returns:
-        a tensor of the shape of mask, int64; 0 at padding.
+        a tensor of the shape of mask, int64; encoding.start at padding.
     Raises:
-        TypeError, ValueError for a mask of another dtype or shape.
+        TypeError, ValueError for arguments of the wrong type, shape or value.
     Source:
-        the position_ids of Hugging Face transformers, which have another value than 0 at padding.
+        the position_ids of Hugging Face transformers, which have other values at padding.
     """
     _mask("mask", mask, (1, 2), "(S,) or (B, S)")
-    return ((~mask).long().cumsum(-1) - 1).masked_fill(mask, 0)
+    (first,) = _firsts(encoding, mask.shape[-1:])
+    return ((~mask).long().cumsum(-1) - 1).masked_fill(mask, 0) + first
 
 
 def from_padding_idx(ids: Tensor, padding_idx: int, *, past: int | Tensor = 0) -> tuple[Tensor, Tensor]:
@@ -140,8 +143,8 @@ def from_padding_idx(ids: Tensor, padding_idx: int, *, past: int | Tensor = 0) -
         positions = (tokens.cumsum(-1) + past) * tokens + padding_idx
         padding_mask = ids == padding_idx
 
-    `embed(ids, weight, "t2t", positions=positions, padding_mask=padding_mask)` adds the encoding of fairseq, except at
-    padding. The `start` of the convention "fairseq" is not added to explicit positions such as these.
+    `embed(ids, weight, "fairseq", positions=positions, padding_mask=padding_mask)` adds the encoding of fairseq, except
+    at padding. With padding_idx=1 these are the positions of `from_padding_mask(ids == 1, "fairseq")`.
 
     Args:
         ids: (B, S) or (S,), integers.
@@ -170,21 +173,29 @@ def from_padding_idx(ids: Tensor, padding_idx: int, *, past: int | Tensor = 0) -
     return (tokens.cumsum(-1) + earlier) * tokens + padding_idx, mask
 
 
-def grid(shape: Sequence[int], *, start: int | Sequence[int] = 0, device: torch.device | str | None = None) -> Tensor:
-    """Returns the coordinates of every grid point.
+def grid(
+    shape: Sequence[int],
+    encoding: GridEncoding | Encoding | str | int | None,
+    *,
+    start: int | Sequence[int] = 0,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Returns the coordinates of every grid point; those of the first are the starts of the encoding's axes.
 
     Equivalent to::
 
-        torch.stack(torch.meshgrid(*(torch.arange(s, s + n) for s, n in zip(start, shape)), indexing="ij"), -1)
+        firsts = [axis.start + s for axis, s in zip(encoding.axes, start)]
+        torch.stack(torch.meshgrid(*(torch.arange(f, f + n) for f, n in zip(firsts, shape)), indexing="ij"), -1)
 
     Args:
         shape: length of each axis, such as (H, W) or (T, H, W).
-        start: coordinate of the first grid point, one for all axes or one for each.
+        encoding: the encoding of the call that takes these positions, as in `add`; only the `start` of its axes is
+            used.
+        start: added to the starts of the axes, one for all or one for each, as in `table`.
         device: device of the result. None: the default device.
     Returns:
         `(*shape, number of axes)`, int64; the first coordinate is that of the first axis, the row of an image. `encode`
-        of it, or of a part of it, gives the rows of the grid's table. For axes that start elsewhere than at 0, as those
-        of "detr2d", add it: `grid(shape, start=[axis.start for axis in encoding.axes])`.
+        of it with the same encoding, or of a part of it, gives the rows of `table(shape, encoding, start=start)`.
     Raises:
         TypeError, ValueError for invalid lengths and for coordinates beyond int64.
     """
@@ -193,22 +204,14 @@ def grid(shape: Sequence[int], *, start: int | Sequence[int] = 0, device: torch.
         raise TypeError(f"shape: expected a length for each axis, got {shown(shape)}; pass (H, W) or (T, H, W)")
     traced = torch.compiler.is_compiling()  # the checks would specialize symbolic sizes
     lengths = list(shape) if traced else [_length(length, "shape") for length in shape]
-    starts = list(start) if isinstance(start, Sequence) else [start] * len(lengths)
-    if len(starts) != len(lengths):
-        raise ValueError(
-            f"start: expected an int or {len(lengths)} of them, one for each axis, got {len(starts)}; pass one for all"
-        )
-    axes = []
-    for first, length in zip(starts, lengths, strict=True):
-        if not traced:
-            first = integer("start", first, INT64_MIN, INT64_MAX, "add others, as in grid(shape) + 0.5")
-            values.position_range(first, length)
-        axes.append(torch.arange(length, device=device) + first)
+    firsts = _firsts(encoding, lengths, start)
+    axes = [torch.arange(length, device=device) + first for first, length in zip(firsts, lengths, strict=True)]
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1)
 
 
 def from_mask_2d(
     mask: Tensor,
+    encoding: GridEncoding | str,
     *,
     normalize: bool = False,
     scale: float = 2 * math.pi,
@@ -216,9 +219,9 @@ def from_mask_2d(
     offset: float = 0.0,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Returns the (y, x) positions of DETR for the pixels of padded images, counted from 1 and without padding.
+    """Returns the (y, x) positions of the pixels of padded images, counted without padding, as in DETR.
 
-    Equivalent to::
+    Equivalent to, for "detr2d", whose axes start at 1; for others start - 1 is added to y and x first::
 
         y, x = (~mask).long().cumsum(-2), (~mask).long().cumsum(-1)
         if normalize:
@@ -226,10 +229,12 @@ def from_mask_2d(
             x = (x.to(dtype) + offset) / (x[..., :, -1:].to(dtype) + eps) * scale
         torch.stack([y, x], -1)
 
-    `encode(positions, convention("detr2d", channels))` is DETR's encoding, channels last.
+    `encode(positions, "detr2d", dim=channels)` is DETR's encoding, channels last.
 
     Args:
         mask: (B, H, W) or (H, W), bool; True marks padding.
+        encoding: the encoding of the call that takes these positions, a GridEncoding of two axes or the name of one;
+            only the `start` of its axes is used.
         normalize: divide each position by the last one of its column or row, so that the unpadded size becomes `scale`.
         scale: largest position after normalization, 2 pi in DETR.
         eps: added to the divisor.
@@ -237,7 +242,7 @@ def from_mask_2d(
         dtype: dtype of normalized positions and of the arithmetic: float64, or float32 to reproduce DETR's rounding.
             None: float64; on a device without it (MPS), float64 arithmetic on the CPU, rounded to float32.
     Returns:
-        `(*mask.shape, 2)`, y first; int64, or `dtype` if normalized. Padding has the count of the pixel before it.
+        `(*mask.shape, 2)`, y first; int64, or `dtype` if normalized. Padding has the position of the pixel before it.
     Raises:
         TypeError, ValueError for arguments of the wrong type, shape or value.
     Source:
@@ -249,7 +254,7 @@ def from_mask_2d(
     if normalize and dtype != torch.float32 and widest(mask.device) != torch.float64:
         if dtype is not None:
             raise TypeError(f"dtype: expected torch.float32 on {mask.device.type}, got {dtype!r}; leave dtype out")
-        on_cpu = from_mask_2d(mask.cpu(), normalize=True, scale=scale, eps=eps, offset=offset)
+        on_cpu = from_mask_2d(mask.cpu(), encoding, normalize=True, scale=scale, eps=eps, offset=offset)
         return on_cpu.float().to(mask.device)
     dtype = torch.float64 if dtype is None else dtype
     scale, eps, offset = number("scale", scale), number("eps", eps), number("offset", offset)
@@ -257,14 +262,34 @@ def from_mask_2d(
         raise ValueError(f"offset: expected 0 without normalize=True, got {offset}; pass normalize=True")
     pixels = (~mask).long()
     axes = []
-    for dim in (-2, -1):
-        count = pixels.cumsum(dim)
+    for dim, first in zip((-2, -1), _firsts(encoding, mask.shape[-2:]), strict=True):
+        count = pixels.cumsum(dim) + (first - 1)
         if normalize and mask.shape[dim]:
             last = count.narrow(dim, mask.shape[dim] - 1, 1).to(dtype)
             count = (count.to(dtype) + offset) / (last + eps) * scale
         axes.append(count)
     positions = torch.stack(axes, -1)
     return positions.to(dtype) if normalize else positions
+
+
+_ANY_DIM = 96  # every convention has an encoding of 96 channels, and its starts do not depend on their number
+
+
+def _firsts(encoding: Any, lengths: Sequence[Any], start: Any = 0) -> list[Any]:
+    """The first position along each axis, encoding.start + start, of so many; the name of a convention needs no dim."""
+    _, starts = resolve.grid_dim_and_starts(encoding, _ANY_DIM)
+    if len(starts) != len(lengths):
+        raise ValueError(
+            f"encoding: expected {len(lengths)} axes or coordinates, got {len(starts)}; pass the encoding of the call "
+            "that takes these positions"
+        )
+    firsts = []
+    for own, more, length in zip(starts, one_per_axis(start, len(lengths)), lengths, strict=True):
+        more = _size("start", more, INT64_MIN, INT64_MAX, "add others, as in grid(shape, encoding) + 0.5")
+        if not torch_state.is_intercepted():  # the check would specialize symbolic sizes
+            values.position_range(own + more, length)
+        firsts.append(own + more)
+    return firsts
 
 
 def _mask(name: str, value: Any, ranks: tuple[int, ...], shapes: str) -> None:

@@ -1,4 +1,5 @@
-// The kernels of one type of device as a table of functions: what its library offers to a caller without torch.
+// The kernels of one type of device as a struct of function pointers (Kernels): what its library offers to a caller
+// without torch. And the operands that they take.
 #pragma once
 
 #include <cstdint>
@@ -51,10 +52,10 @@ struct DeviceScalars {
 
 // All pointers refer to memory of the device, except to the arguments themselves. No function throws.
 struct Kernels {
-  int64_t bytes;         // sizeof(Kernels) in the library; a caller built from other sources refuses the table
+  int64_t bytes;         // sizeof(Kernels) in the library; a caller built from other sources refuses the struct
   bool in_host_memory;   // whether the operands are in the host's memory, and are read before the functions return
   int64_t max_elements;  // of the result of a call; larger ones are left to the operators that Python calls
-  // Whether the functions may be called now; not during the capture of a CUDA graph, which keeps the addresses.
+  // Whether run() may be called now: not while a CUDA graph is captured, which would keep the addresses of the operands.
   bool (*is_ready)(int32_t device);
   // Runs an operator on the current stream of `device`. operands: those of the operator, then the results, which the
   // caller has allocated. is_new: whether it did so for this call, so that their pages have not been written.

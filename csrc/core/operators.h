@@ -25,6 +25,7 @@
 
 namespace sinpe {
 
+// The names of operands, for all operators.
 // clang-format off
 enum Field : int8_t {
   kX, kGrad, kTerms, kIds, kWeight, kPlan, kPositions, kPaddingMask, kAlpha, kAngularFrequencies, kSeed, kAxisRows,

@@ -12,7 +12,7 @@ __extension__ typedef __int128 int128;
 
 // phase = quadrant / 4 + t turns, |t| <= 1/8 (plus a rounding error).
 struct Reduced {
-  int quadrant;  // 0..3
+  int quadrant;  // number of the nearest quarter turn, 0..3
   DD t;
 };
 

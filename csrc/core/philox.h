@@ -1,6 +1,7 @@
 // Random numbers of dropout: Philox 4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3",
-// 2011). The key is the seed and the counter is the element's RNG offset / 8. A mask depends on (seed, RNG offset, drop
-// threshold) only, not on threads, batch split or device, and is not stored.
+// 2011). The RNG offset of an element is its index in the sequence of random numbers of a seed: its row-major index in
+// the whole tensor, or what the caller says. The key is the seed and the counter is the RNG offset / 8. A mask depends
+// on (seed, RNG offset, drop threshold) only, not on threads, batch split or device, and is not stored.
 #pragma once
 
 #include "core/vec.h"

@@ -1,6 +1,10 @@
 // The frequency plan: the constants of one encoding, packed by Python (sinpe_ext/encodings/plan.py) into 64-bit words.
 // Kernels have no code for any convention: the plan defines which oscillator provides which channel, and the frequency
 // of each oscillator in turns per position.
+//
+//   oscillator   one frequency: the sine and the cosine of position times frequency
+//   stream       the channels that are sines, or those that are cosines. If interleaved, stream 0 is channels 0, 2, ...
+//                and stream 1 is channels 1, 3, ...; otherwise stream 0 is the first n0 and stream 1 the next n1
 #pragma once
 
 #include "core/macros.h"

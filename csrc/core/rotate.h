@@ -8,13 +8,14 @@
 
 namespace sinpe {
 
-// Rows between anchors, and the error bound of a rotation over that many rows. One row of
+// Rows from one anchor, which is a row that is computed directly, to the next, and the error bound of a rotation over
+// that many rows. One row of
 //   v' = fma(v, cos w, a * sin w),  a' = fma(a, cos w, -(v * sin w))
-// adds at most 3.6u to the length of the error vector (u = 2^-53: two roundings per component, u each, and the errors
-// of the constants, 1.55u by accurate_sincos), and rotates the previous error without changing its length. The sine of
-// a small angle keeps a *relative* bound: its own roundings add 3.6u times the largest angle theta of the run, and an
-// error of the cosine is multiplied by sin w <= theta / rows, which adds at most 1.8u theta per row. Together 5.4u of
-// the 6u.
+// (a value v, the value a a quarter turn ahead, and the angle w of one position) adds at most 3.6u to the length of the
+// error vector (u = 2^-53: two roundings per component, u each, and the errors of the constants, 1.55u by
+// accurate_sincos), and rotates the previous error without changing its length. The sine of a small angle keeps a
+// *relative* bound: its own roundings add 3.6u times the largest angle theta of the run, and an error of the cosine is
+// multiplied by sin w <= theta / rows, which adds at most 1.8u theta per row. Together 5.4u of the 6u.
 constexpr int64_t kAnchorRows = 128;
 constexpr double kRotateError = kAnchorRows * 6 * 0x1p-53 + kFastError;
 

@@ -1,5 +1,6 @@
-// One oscillator over a run of rows: the state that a GPU thread keeps in registers from row to row. Unless a sample is
-// reported as undecided, its value is that of `resolved_sample` in core/sample.h, whatever method computed it.
+// One oscillator over a run of rows, those that a GPU thread computes one after the other (cuda/runs.h): the state that
+// it keeps in registers from row to row. The positions need not be consecutive. Unless a sample is reported as
+// undecided, its value is that of `resolved_sample` in core/sample.h, whatever method computed it.
 #pragma once
 
 #include "core/sample.h"

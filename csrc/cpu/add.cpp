@@ -222,14 +222,14 @@ sinpe_status add_by_channels(const Plan& plan, const sinpe_add_arguments& a, int
   turned.dropout.rng_offsets = rng_offsets;
   for (int64_t* of : {turned.sizes, turned.x_strides, turned.out_strides, rng_offsets + 1})
     std::swap(of[row], of[column]);
-  const int64_t groups = positions.shared_by_batch() ? 1 : Shape(a).batch;
+  const int64_t position_sets = positions.shared_by_batch() ? 1 : Shape(a).batch;
   return for_each_part<T>(turned, kMostColumns, [&](const sinpe_add_arguments& part, int64_t position) {
     const Shape shape(part);
     const auto make_rows = [&] {
       return ChannelMaker<Real>(plan, positions, position, shape.dim, static_cast<Real>(a.alpha));
     };
     const auto make_work = [&] { return TileAdder<T>(part, shape, pages, /*by_channels=*/true); };
-    return for_each_row_tile<Real>(shape, groups, std::min(shape.rows, channels_per_tile(shape.dim)), make_rows,
+    return for_each_row_tile<Real>(shape, position_sets, std::min(shape.rows, channels_per_tile(shape.dim)), make_rows,
                                    make_work);
   });
 }

@@ -41,17 +41,18 @@ class ChannelMaker {
   ChannelMaker(const Plan& plan, const Positions& positions, int64_t row, int64_t columns, Real alpha)
       : plan_(plan), positions_(positions), row_(row), columns_(columns), alpha_(alpha) {}
 
-  // n channels from `channel`, with the positions of a group of slices.
-  void operator()(int64_t group, int64_t channel, int64_t n, Real* out) {
-    for (int64_t c = 0; c < n; c += kStrip) strip(group, channel + c, std::min(kStrip, n - c), out + c * columns_);
+  // n channels from `channel`, with the positions of a position set.
+  void operator()(int64_t position_set, int64_t channel, int64_t n, Real* out) {
+    for (int64_t c = 0; c < n; c += kStrip)
+      strip(position_set, channel + c, std::min(kStrip, n - c), out + c * columns_);
   }
 
  private:
-  void strip(int64_t group, int64_t channel, int64_t n, Real* out) {
+  void strip(int64_t position_set, int64_t channel, int64_t n, Real* out) {
     const int64_t end = channel + n, step = plan_.interleaved ? 2 : 1;
     if (plan_.interleaved && plan_.shared && channel % 2 == 0 && end <= plan_.n0 + plan_.n1) {
       const Plan part = part_of(plan_, 0, channel / 2, n, /*pairs=*/true);
-      return make(part, group, out, [&](int64_t k) { return k < part.n0 ? 2 * k : 2 * (k - part.n0) + 1; });
+      return make(part, position_set, out, [&](int64_t k) { return k < part.n0 ? 2 * k : 2 * (k - part.n0) + 1; });
     }
     if (end > plan_.n0 + plan_.n1) std::fill(out, out + n * columns_, Real{0});
     for (int stream = 0; stream < 2; ++stream) {
@@ -62,18 +63,18 @@ class ChannelMaker {
       const int64_t to = std::min(count, (end - begin + step - 1) / step);
       if (from >= to) continue;
       const Plan part = part_of(plan_, stream, from, to - from, /*pairs=*/false);
-      make(part, group, out, [&](int64_t k) { return begin + (from + k) * step - channel; });
+      make(part, position_set, out, [&](int64_t k) { return begin + (from + k) * step - channel; });
     }
   }
 
   // The channels of `part`: the k-th is the row_of(k)-th of `out`.
   template <class RowOf>
-  void make(const Plan& part, int64_t group, Real* out, const RowOf& row_of) {
+  void make(const Plan& part, int64_t position_set, Real* out, const RowOf& row_of) {
     const std::unique_ptr<RowState> steps = shared_steps(part, std::is_same<Real, double>::value ? 0 : columns_);
     RowMaker maker(part, steps.get());
     for (int64_t r = 0; r < columns_; r += kBlockRows) {
       const int64_t count = std::min(kBlockRows, columns_ - r);
-      positions_.rows(maker, group, row_ + r, count, rows_, part.dim);
+      positions_.rows(maker, position_set, row_ + r, count, rows_, part.dim);
       for (int64_t k = 0; k < part.dim; ++k) {
         if constexpr (std::is_same<Real, float>::value) {
           for (; k + 4 <= part.dim; k += 4) turn_four(part.dim, k, count, r, out, row_of);

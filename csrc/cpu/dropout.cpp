@@ -10,7 +10,7 @@
 namespace sinpe {
 namespace {
 
-constexpr int64_t kPiece = 8192;  // elements per kernel call
+constexpr int64_t kChunk = 8192;  // elements per kernel call
 
 // Lines whose RNG offsets allow `drop_eight` to take them together: those of channels first, with the offsets of channels last.
 int lines_at_once(const Merged& m, const RngOffsets& offsets) {
@@ -28,21 +28,21 @@ sinpe_status dropout(const sinpe_add_arguments& a) {
   const Merged m(a, rng_offsets);
   const int inner = m.rank - 1, lines = a.dropout.drop_threshold != 0 ? lines_at_once(m, rng_offsets) : 1;
   const int64_t width = m.sizes[inner], x_step = m.x[inner], out_step = m.out[inner];
-  const int64_t pieces = (width + kPiece - 1) / kPiece, rows = product(m.sizes, inner) / lines;
+  const int64_t chunks = (width + kChunk - 1) / kChunk, rows = product(m.sizes, inner) / lines;
   const Dropout parameters = dropout_of(a.dropout, m.rng_offsets[inner]);
   const Real scale = static_cast<Real>(a.scale);
   const KernelsOf<T>& kernels = row_kernels().of<T>();
-  const int64_t grain = std::max<int64_t>(1, kGrain / (lines * std::min(width, kPiece)));
+  const int64_t grain = std::max<int64_t>(1, kGrain / (lines * std::min(width, kChunk)));
   const NewPages pages;
   const bool is_dense = m.rank == 1 && out_step == 1;
-  return parallel_status(rows * pieces, grain, [&](int64_t begin, int64_t end) {
-    std::vector<T> dense_x(x_step == 1 ? 0 : static_cast<size_t>(kPiece));
-    std::vector<T> dense_out(out_step == 1 ? 0 : static_cast<size_t>(kPiece));
+  return parallel_status(rows * chunks, grain, [&](int64_t begin, int64_t end) {
+    std::vector<T> dense_x(x_step == 1 ? 0 : static_cast<size_t>(kChunk));
+    std::vector<T> dense_out(out_step == 1 ? 0 : static_cast<size_t>(kChunk));
     T* const first_out = static_cast<T*>(a.out);
-    PagesAhead ahead(pages, first_out + begin * kPiece,
-                     first_out + (is_dense ? std::min(end * kPiece, width) : begin * kPiece));
-    for (int64_t item = begin; item < end; ++item) {
-      const int64_t row = item / pieces * lines, at = item % pieces * kPiece, n = std::min(kPiece, width - at);
+    PagesAhead ahead(pages, first_out + begin * kChunk,
+                     first_out + (is_dense ? std::min(end * kChunk, width) : begin * kChunk));
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t row = task / chunks * lines, at = task % chunks * kChunk, n = std::min(kChunk, width - at);
       const T* x = static_cast<const T*>(a.x) + offset_at(m.sizes, m.x, inner, row) + at * x_step;
       T* out = static_cast<T*>(a.out) + offset_at(m.sizes, m.out, inner, row) + at * out_step;
       const int64_t offset = offset_at(m.sizes, m.rng_offsets, inner, row) + at * m.rng_offsets[inner];

@@ -55,7 +55,7 @@ sinpe_status encode(const Plan& plan, const int64_t* positions, int64_t count, T
     for (int64_t i = begin; i < end;) {
       const int64_t n = run_length(positions, i, end);
       ahead.until(out + (i + n) * stride);
-      rows.run(positions[i], n, out + i * stride, stride);
+      rows.consecutive(positions[i], n, out + i * stride, stride);
       i += n;
     }
   });

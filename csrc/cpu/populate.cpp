@@ -15,7 +15,7 @@ namespace sinpe {
 namespace {
 
 constexpr int64_t kSmallestOutput = int64_t{4} << 20;
-[[maybe_unused]] constexpr uintptr_t kSmallestPiece = 1 << 16;
+[[maybe_unused]] constexpr uintptr_t kSmallestRange = 1 << 16;
 
 struct Range {
   uintptr_t begin = 0, end = 0;
@@ -62,11 +62,11 @@ NewOutput::~NewOutput() { new_output = Range(); }
 
 NewPages::NewPages() : begin_(new_output.begin), end_(new_output.end) {}
 
-void NewPages::populate_part(uintptr_t from, uintptr_t bytes) const {
+void NewPages::populate_range(uintptr_t from, uintptr_t bytes) const {
 #ifdef __linux__
   constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers lack
   const uintptr_t page = page_size();
-  if (bytes < kSmallestPiece || from < begin_ || from >= end_) return;
+  if (bytes < kSmallestRange || from < begin_ || from >= end_) return;
   const uintptr_t begin = (from + page - 1) / page * page;
   // The last page of the output may contain other objects.
   const uintptr_t end = std::min((from + bytes + page - 1) / page * page, end_ / page * page);

@@ -29,11 +29,11 @@ class NewPages {
   // To be called before this thread writes a range of memory: maps the pages that begin in it, if they belong to the
   // new output. Does nothing if they are mapped already, the range is too small to be worth it, or the system refuses.
   void populate(const void* from, int64_t bytes) const {
-    if (!is_empty()) populate_part(reinterpret_cast<uintptr_t>(from), static_cast<uintptr_t>(bytes));
+    if (!is_empty()) populate_range(reinterpret_cast<uintptr_t>(from), static_cast<uintptr_t>(bytes));
   }
 
  private:
-  void populate_part(uintptr_t from, uintptr_t bytes) const;
+  void populate_range(uintptr_t from, uintptr_t bytes) const;
   uintptr_t begin_, end_;
 };
 
@@ -47,14 +47,14 @@ class PagesAhead {
   void until(const void* next) {
     const int64_t missing = static_cast<const char*>(next) - reached_;
     if (missing <= 0 || reached_ == end_) return;
-    const int64_t left = end_ - reached_, piece = std::max<int64_t>(missing, kPiece);
-    const int64_t bytes = left < piece + kPiece / 2 ? left : piece;
+    const int64_t left = end_ - reached_, chunk = std::max<int64_t>(missing, kChunk);
+    const int64_t bytes = left < chunk + kChunk / 2 ? left : chunk;
     pages_.populate(reached_, bytes);
     reached_ += bytes;
   }
 
  private:
-  static constexpr int64_t kPiece = 1 << 18;
+  static constexpr int64_t kChunk = 1 << 18;
   const NewPages& pages_;
   const char *reached_, *end_;
 };

@@ -1,5 +1,7 @@
-// Rows of any result type at any positions, for one thread: consecutive rows are rotated from anchors, others are
-// reduced directly, and positions outside the range of the fast phase are computed entry by entry.
+// Rows of any result type at any positions, for one thread. A run is a number of rows at consecutive positions: its
+// first row, the anchor, is computed directly from its position, and each following one by rotation of the row before,
+// with a new anchor every kAnchorRows rows. Other rows are computed directly (cpu/rows_direct.inc), or entry by entry
+// for positions outside the range of the fast phase (core/rotate.h).
 #pragma once
 
 #include <algorithm>
@@ -25,7 +27,8 @@ inline int64_t tile_rows(int64_t dim, int64_t values) {
   return std::max<int64_t>(4, std::min<int64_t>(64, values / dim));
 }
 
-// Steps of the rotation, computed once per call and shared by its threads; nullptr if no run is long enough.
+// A state that only has the steps, cos and sin of the angles of the rotation, computed once per call and shared by its
+// threads; nullptr if no run is long enough.
 inline std::unique_ptr<RowState> shared_steps(const Plan& plan, int64_t longest_run) {
   if (longest_run < kShortestCall) return nullptr;
   std::unique_ptr<RowState> state(new RowState(plan));
@@ -35,13 +38,14 @@ inline std::unique_ptr<RowState> shared_steps(const Plan& plan, int64_t longest_
 
 class RowMaker {
  public:
-  // `steps` may be null if run() and stream() are not used for runs. `stores`: those of the rows that run() rotates.
+  // `steps` may be null if consecutive() and stream() are not used for runs. `stores`: those of the rows that are
+  // rotated.
   RowMaker(const Plan& plan, const RowState* steps, Stores stores = Stores::kCached)
       : plan_(plan), kernels_(row_kernels()), steps_(steps), stores_(stores) {}
 
   // n consecutive rows, starting at an integer position.
   template <class T>
-  void run(int64_t position, int64_t n, T* out, int64_t stride) {
+  void consecutive(int64_t position, int64_t n, T* out, int64_t stride) {
     if (std::is_same<T, double>::value || steps_ == nullptr || (n < kShortestRun && !continues(position))) {
       for (int64_t r = 0; r < n; ++r) one(integer_position(position + r), out + r * stride);
       return;
@@ -68,7 +72,7 @@ class RowMaker {
     }
   }
 
-  // Whether block() is used, and not run() or one(). Integers often have runs.
+  // Whether block() is used, and not consecutive() or one(). Integers often have runs.
   bool makes_blocks(bool integers) const { return fills_no_panel(plan_) || (!integers && has_few_channels(plan_)); }
 
   // Rows at n <= kBlockRows positions, position(0), position(1), ..., if has_few_channels().

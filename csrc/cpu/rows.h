@@ -19,7 +19,8 @@ constexpr int kPanel = 16;  // oscillators that a kernel keeps in registers whil
 
 constexpr int64_t kBlockRows = 64;  // positions that a kernel for few channels takes at a time
 
-// Whether no stream fills a panel, most of whose lanes would compute nothing.
+// Whether neither stream (core/plan.h: the sines, or the cosines) fills a panel, most of whose lanes would compute
+// nothing.
 inline bool fills_no_panel(const Plan& plan) { return plan.n0 < kPanel && plan.n1 < kPanel; }
 // The same of a second panel: a block of positions is then faster than one row after another, though not than the rotation
 // of consecutive rows.
@@ -60,8 +61,9 @@ class RowState {
   std::unique_ptr<double[]> storage_;
 };
 
-// At most kStreamedRows rows of data, to each of which one row of the encoding is added: the addresses that are read
-// and written, and the RNG offset of each row's first element.
+// Streaming: rows of the encoding are added to data while they are computed, without a tile (rows_stream.inc). (The
+// streams of a plan, core/plan.h, are something else.) At most kStreamedRows rows of data, to each of which one row of
+// the encoding is added: the addresses that are read and written, and the RNG offset of each row's first element.
 constexpr int kStreamedRows = 8;
 template <class T>
 struct StreamedRows {
@@ -93,7 +95,7 @@ struct DotOptions {
 template <class T>
 struct KernelsOf {
   using Real = accumulate_t<T>;
-  // One row, reduced directly, at a position for which fast_position() is true.
+  // One row, computed directly from a position for which fast_position() is true.
   void (*direct)(const Plan& plan, double position, T* row);
   // Rows at n <= kBlockRows such positions, of a plan for which has_few_channels() is true; returns false, with none
   // written, for amplitudes and positions so small that the bounds are not valid. *near_zeros: 0 at first, and the same

@@ -25,7 +25,7 @@ sinpe_status table(const Plan& plan, int64_t first, int64_t length, T* out, int6
     PagesAhead ahead(pages, out + begin * stride, out + end * stride);
     for (int64_t r = begin; r < end; r += tile) {
       ahead.until(out + std::min(r + tile, end) * stride);
-      rows.run(first + r, std::min(tile, end - r), out + r * stride, stride);
+      rows.consecutive(first + r, std::min(tile, end - r), out + r * stride, stride);
     }
   });
 }

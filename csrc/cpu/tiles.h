@@ -1,6 +1,13 @@
 // The loop that add, embed and row_dots share: the encoding is computed tile by tile, and each tile is applied to all
 // slices of x that need its rows while it is in the cache. No table is stored. From the last function to the first:
 // run_checked checks the arguments; for_each_tile chooses for_each_row_tile, or for_each_streamed_row without tiles.
+//
+//   slice          a matrix (rows, dim) of x, which is (batch, middle, rows, dim): Shape in core/layout.h
+//   position set   the slices with the same positions: all, or those of one batch element if each has its own positions
+//   tile           consecutive rows of the encoding, which one thread computes into memory of its own
+//   chunk          some slices of a position set, where a tile is computed by several threads, each for its own slices
+//   task           a tile and a chunk: what a thread does at a time
+//   RNG offset     the index of an element in the random numbers of dropout: core/philox.h
 #pragma once
 
 #include <cstdlib>
@@ -79,7 +86,7 @@ class Positions {
 
   template <class Real>
   void rows(RowMaker& maker, int64_t batch, int64_t row, int64_t n, Real* out, int64_t dim) const {
-    if (are_consecutive()) return maker.run(first(batch) + row, n, out, dim);
+    if (are_consecutive()) return maker.consecutive(first(batch) + row, n, out, dim);
     const int64_t step = a_.position_strides[1], at = batch * a_.position_strides[0] + row * step;
     if (maker.makes_blocks(a_.position_dtype == SINPE_INT64)) {
       for (int64_t r = 0; r < n; r += kBlockRows) {
@@ -97,7 +104,7 @@ class Positions {
       const int64_t* p = static_cast<const int64_t*>(a_.positions) + at + r * step;
       int64_t run = 1;
       while (r + run < n && p[(run - 1) * step] != INT64_MAX && p[run * step] == p[(run - 1) * step] + 1) ++run;
-      maker.run(*p, run, out + r * dim, dim);
+      maker.consecutive(*p, run, out + r * dim, dim);
       r += run;
     }
   }
@@ -151,23 +158,22 @@ class TileMemory {
   std::unique_ptr<Real[]> many_;
 };
 
-constexpr int64_t kFewRows = 8, kSlices = 8;
+constexpr int64_t kMinTileRows = 8, kMinChunkSlices = 8;
 
-// Rows of a tile for which there are several tiles for each thread, unless they would have fewer than kFewRows rows.
-inline int64_t shared_tile(int64_t tile, int64_t rows, int64_t threads) {
-  return threads == 1 ? tile : std::min(tile, std::max(kFewRows, rows / (4 * threads)));
+// The rows of a tile, at most `tile`, so that there are several tiles for each thread, but no fewer than kMinTileRows.
+inline int64_t tile_for_threads(int64_t tile, int64_t rows, int64_t threads) {
+  return threads == 1 ? tile : std::min(tile, std::max(kMinTileRows, rows / (4 * threads)));
 }
 
 // Calls work(first slice, last slice, row, n, pe) so that every row of every slice is processed once. make_rows() creates
-// one thread's generator of rows; generator(group, row, n, pe) computes n of them. The slices form `groups` with
-// different rows of the encoding. make_work() creates the work function of one thread. With `zeros`, a tile holds zeros where
-// no row is written.
+// one thread's generator of rows; generator(position_set, row, n, pe) computes n of them. make_work() creates the work
+// function of one thread. With `zeros`, a tile holds zeros where the generator writes nothing.
 template <class Real, class MakeRows, class MakeWork>
-sinpe_status for_each_row_tile(const Shape& shape, int64_t groups, int64_t tile, const MakeRows& make_rows,
+sinpe_status for_each_row_tile(const Shape& shape, int64_t position_sets, int64_t tile, const MakeRows& make_rows,
                                const MakeWork& make_work, bool zeros = false) {
   const int64_t all_slices = shape.batch * shape.middle;
   const bool is_small = all_slices * shape.rows * shape.dim <= kGrain;
-  if (is_small && groups == 1 && shape.rows <= tile) {  // a single work item, without the divisions below
+  if (is_small && position_sets == 1 && shape.rows <= tile) {  // a single task, without the divisions below
     auto maker = make_rows();
     auto work = make_work();
     TileMemory<Real> pe(shape.rows * shape.dim, zeros);
@@ -175,52 +181,53 @@ sinpe_status for_each_row_tile(const Shape& shape, int64_t groups, int64_t tile,
     work(0, all_slices, 0, shape.rows, pe.data());
     return SINPE_OK;
   }
-  // Several work items for each thread, so that none waits long for the others: tiles of fewer rows, and if these are too
-  // few, parts of the slices. Each part computes the rows again, so beyond one item for each thread a part has kSlices
-  // slices or more.
-  const int64_t threads = is_small ? 1 : parallel_threads(), slices = all_slices / groups;
-  tile = shared_tile(tile, groups * shape.rows, threads);
-  const int64_t tiles = (shape.rows + tile - 1) / tile, items = groups * tiles;
-  const int64_t even = std::min((4 * threads + items - 1) / items, slices / kSlices);
-  const int64_t parts = threads == 1 ? 1 : std::max<int64_t>(1, std::min(slices, std::max(even, threads / items)));
-  const int64_t cost = std::max<int64_t>(1, tile * shape.dim * ((slices + parts - 1) / parts));
+  // Several tasks for each thread, so that none waits long for the others: tiles of fewer rows, and if these are too
+  // few, chunks. For each chunk the rows are computed again, so beyond one task for each thread a chunk has
+  // kMinChunkSlices slices or more.
+  const int64_t threads = is_small ? 1 : parallel_threads(), slices = all_slices / position_sets;
+  tile = tile_for_threads(tile, position_sets * shape.rows, threads);
+  const int64_t tiles = (shape.rows + tile - 1) / tile, all_tiles = position_sets * tiles;
+  const int64_t wanted = std::min((4 * threads + all_tiles - 1) / all_tiles, slices / kMinChunkSlices);
+  const int64_t chunks =
+      threads == 1 ? 1 : std::max<int64_t>(1, std::min(slices, std::max(wanted, threads / all_tiles)));
+  const int64_t cost = std::max<int64_t>(1, tile * shape.dim * ((slices + chunks - 1) / chunks));
 
-  const int64_t pieces = groups * parts * tiles, grain = is_small ? pieces : std::max<int64_t>(1, kGrain / cost);
-  return parallel_status(pieces, grain, [&](int64_t begin, int64_t end) {
+  const int64_t tasks = all_tiles * chunks, grain = is_small ? tasks : std::max<int64_t>(1, kGrain / cost);
+  return parallel_status(tasks, grain, [&](int64_t begin, int64_t end) {
     auto maker = make_rows();
     auto work = make_work();
     TileMemory<Real> pe(tile * shape.dim, zeros);
-    for (int64_t item = begin; item < end; ++item) {
-      const int64_t row = item % tiles * tile, part = item / tiles % parts, group = item / tiles / parts;
-      const int64_t n = std::min(tile, shape.rows - row);
-      maker(group, row, n, pe.data());
-      work(group * slices + slices * part / parts, group * slices + slices * (part + 1) / parts, row, n, pe.data());
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t row = task % tiles * tile, chunk = task / tiles % chunks, position_set = task / tiles / chunks;
+      const int64_t n = std::min(tile, shape.rows - row), first = position_set * slices;
+      maker(position_set, row, n, pe.data());
+      work(first + slices * chunk / chunks, first + slices * (chunk + 1) / chunks, row, n, pe.data());
     }
   });
 }
 
-// For work functions that can provide StreamedRows: rows of the encoding that are used by one slice only do not need a
-// tile.
+// For work functions that can provide StreamedRows (kStreams): rows of the encoding that are used by one slice only do
+// not need a tile. Each of the `slices` is a position set.
 template <class T, class MakeWork>
-sinpe_status for_each_streamed_row(const Plan& plan, const RowState& steps, const Shape& shape, int64_t groups,
+sinpe_status for_each_streamed_row(const Plan& plan, const RowState& steps, const Shape& shape, int64_t slices,
                                    const Positions& positions, const MakeWork& make_work) {
-  const int64_t tile =
-      shared_tile(std::min(shape.rows, tile_rows(shape.dim, kTileOfMany)), groups * shape.rows, parallel_threads());
+  const int64_t tile = tile_for_threads(std::min(shape.rows, tile_rows(shape.dim, kTileOfMany)), slices * shape.rows,
+                                        parallel_threads());
   const int64_t tiles = (shape.rows + tile - 1) / tile;
   const int64_t grain = std::max<int64_t>(1, kGrain / (tile * shape.dim));
-  return parallel_status(groups * tiles, grain, [&](int64_t begin, int64_t end) {
+  return parallel_status(slices * tiles, grain, [&](int64_t begin, int64_t end) {
     RowMaker maker(plan, &steps);
     const auto work = make_work();
-    for (int64_t item = begin; item < end; ++item) {
-      const int64_t row = item % tiles * tile, group = item / tiles, n = std::min(tile, shape.rows - row);
-      work.populate(group, row, n);
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t row = task % tiles * tile, slice = task / tiles, n = std::min(tile, shape.rows - row);
+      work.populate(slice, row, n);
       const auto rows_of = [&](int64_t r, int64_t count) {
         StreamedRows<T> rows{};
         for (int64_t k = 0; k < count; ++k)
-          work.find(group, row + r + k, &rows.x[k], &rows.out[k], &rows.rng_offset[k]);
+          work.find(slice, row + r + k, &rows.x[k], &rows.out[k], &rows.rng_offset[k]);
         return rows;
       };
-      maker.stream<T>(positions.first(group) + row, n, rows_of, work.stream_options());
+      maker.stream<T>(positions.first(slice) + row, n, rows_of, work.stream_options());
     }
   });
 }
@@ -233,23 +240,23 @@ sinpe_status for_each_tile(const Plan& plan, const sinpe_add_arguments& a, int64
   using Work = decltype(make_work());
   const Shape shape(a);
   const Positions positions(a, first);
-  const int64_t groups = positions.shared_by_batch() ? 1 : shape.batch;
-  const bool alone = shape.batch * shape.middle == groups;
+  const int64_t position_sets = positions.shared_by_batch() ? 1 : shape.batch;
+  const bool alone = shape.batch * shape.middle == position_sets;
   const std::unique_ptr<RowState> steps = shared_steps(plan, std::is_same<Real, double>::value ? 0 : shape.rows);
   if constexpr (std::is_same<Real, float>::value && Work::kStreams) {
     if (steps != nullptr && alone && positions.are_consecutive() && make_work().can_stream()) {
-      return for_each_streamed_row<typename Work::Element>(plan, *steps, shape, groups, positions, make_work);
+      return for_each_streamed_row<typename Work::Element>(plan, *steps, shape, position_sets, positions, make_work);
     }
   }
   const auto make_rows = [&] {
-    return [&, maker = RowMaker(plan, steps.get())](int64_t group, int64_t row, int64_t n, Real* pe) mutable {
-      positions.rows(maker, group, row, n, pe, shape.dim);
+    return [&, maker = RowMaker(plan, steps.get())](int64_t position_set, int64_t row, int64_t n, Real* pe) mutable {
+      positions.rows(maker, position_set, row, n, pe, shape.dim);
       if (alpha == Real{1}) return;
       for (int64_t i = 0; i < n * shape.dim; ++i) pe[i] *= alpha;
     };
   };
   const int64_t most = tile_rows(shape.dim, alone ? kTileOfOne : kTileOfMany);
-  return for_each_row_tile<Real>(shape, groups, std::min(shape.rows, most), make_rows, make_work);
+  return for_each_row_tile<Real>(shape, position_sets, std::min(shape.rows, most), make_rows, make_work);
 }
 
 // Checks the arguments of add or row_dots, then calls run(T{}, plan, shape, first position) with the element type.

@@ -23,11 +23,12 @@ namespace sinpe_repeat {
 // The largest result on the CPU for which one thread is fastest.
 constexpr int64_t kFewElements = 1 << 16;
 
-// The kernels by DLPack's type of device; null: none are loaded. For few elements on the CPU, those of this module, which
-// has no threads of torch.
+// The kernels by DLPack's type of device; null: none are loaded. Those of the CPU are at first this module's own copy,
+// which is also used for few elements: it runs on the calling thread. Those of a library that uses torch's threads
+// replace them.
 inline const sinpe::Kernels* kernels[] = {nullptr, &sinpe::cpu_kernels(), nullptr};
 
-// set_kernels(device_type, address): the table of a loaded library (core/kernels.h).
+// set_kernels(device_type, address): the struct Kernels of a loaded library (core/kernels.h).
 inline PyObject* set_kernels(PyObject*, PyObject* const* items, Py_ssize_t count) {
   const long type = count == 2 ? PyLong_AsLong(items[0]) : -1;
   const auto* offered = static_cast<const sinpe::Kernels*>(count == 2 ? PyLong_AsVoidPtr(items[1]) : nullptr);
@@ -68,7 +69,7 @@ struct Arguments {
   bool describe_all() {
     for (Py_ssize_t k = 0; k < count; ++k) {
       PyObject* value = PyTuple_GET_ITEM(values, k);
-      if (!has_type(value, python.tensor) && !has_type(value, python.parameter)) continue;
+      if (!has_type(value, torch_objects.tensor) && !has_type(value, torch_objects.parameter)) continue;
       if (n_tensors == kTensors || !describe(value, &tensors[n_tensors])) return false;
       tensor_at[k] = static_cast<int8_t>(n_tensors);
       are_tensors |= 1U << k;
@@ -102,7 +103,7 @@ struct Symbols {
 };
 
 // Whether two values are identical, or equal in type and bits. `by_equality`: also whether they are equal objects of a type
-// in python.values, which may run Python code.
+// in torch_objects.values, which may run Python code.
 inline bool are_same(PyObject* a, PyObject* b, bool by_equality) {
   if (a == b) return true;
   if (Py_TYPE(a) != Py_TYPE(b)) return false;
@@ -119,8 +120,8 @@ inline bool are_same(PyObject* a, PyObject* b, bool by_equality) {
     return same;
   }
   if (!by_equality) return false;
-  for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(python.values); ++k) {
-    if (!has_type(a, PyTuple_GET_ITEM(python.values, k))) continue;
+  for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(torch_objects.values); ++k) {
+    if (!has_type(a, PyTuple_GET_ITEM(torch_objects.values, k))) continue;
     return PyObject_RichCompareBool(a, b, Py_EQ) == 1;
   }
   return false;
@@ -169,7 +170,9 @@ struct Kept {
   int written = -1;                  // the argument that is written to; -1: a new tensor
   int like = -1;  // the argument whose torch.empty_like is the result; -1: a tensor of `sizes`, `dtype` and `device`
   std::vector<int64_t> sizes;
-  Reference dtype, device, draw, record;
+  Reference dtype, device;
+  Reference draw;    // function that draws the seed of dropout; null: the seed is an argument, or there is none
+  Reference record;  // function that records the result for autograd; null: nothing needs a gradient
 };
 
 constexpr size_t kFunctions = 8, kMostKept = 128;
@@ -290,7 +293,7 @@ class Repetition {
       if (!is_writable(given_.tensor(kept_.written))) return false;
       result_ = Reference(Py_NewRef(given_[kept_.written]));
     } else if (kept_.like >= 0) {
-      result_ = Reference(PyObject_CallOneArg(python.empty_like, given_[kept_.like]));
+      result_ = Reference(PyObject_CallOneArg(torch_objects.empty_like, given_[kept_.like]));
     } else {
       const auto rank = static_cast<Py_ssize_t>(kept_.sizes.size());
       const Reference sizes(PyTuple_New(rank));
@@ -300,7 +303,8 @@ class Repetition {
         PyTuple_SET_ITEM(sizes.get(), d, size);
       }
       PyObject* call[] = {sizes.get(), kept_.dtype.get(), kept_.device.get()};
-      if (sizes.get() != nullptr) result_ = Reference(PyObject_Vectorcall(python.empty, call, 1, names.keywords));
+      if (sizes.get() != nullptr)
+        result_ = Reference(PyObject_Vectorcall(torch_objects.empty, call, 1, names.keywords));
     }
     return result_.get() != nullptr && describe(result_.get(), &out_);
   }
@@ -321,7 +325,7 @@ class Repetition {
     if (is_small()) return true;
     const sinpe::Kernels* library = kernels[out_.view.device_type];
     if (library == nullptr || elements() > library->max_elements ||
-        !is(PyObject_CallNoArgs(python.is_profiled), Py_False))
+        !is(PyObject_CallNoArgs(torch_objects.is_profiled), Py_False))
       return false;
     if (library->in_host_memory) return true;
     const char* check = std::getenv("SINPE_EXT_CHECK");
@@ -394,7 +398,8 @@ class Repetition {
     }
   }
 
-  // The index in the result of each element of the operand, in row-major order of the result's own shape.
+  // The RNG offset (core/philox.h) of each element of the operand: its index in row-major order of the result's own
+  // shape.
   bool set_rng_offsets(const Source& from, sinpe::Operand* operand) {
     sinpe::View row_major = out_.view, view;
     int64_t step = 1;
@@ -435,8 +440,8 @@ class Repetition {
 
   bool increment_version() {  // a function in C: no signal handler comes between
     const Reference written(PyTuple_Pack(1, result_.get()));
-    const Reference done(written.get() == nullptr ? nullptr
-                                                  : PyObject_CallOneArg(python.increment_version, written.get()));
+    const Reference done(
+        written.get() == nullptr ? nullptr : PyObject_CallOneArg(torch_objects.increment_version, written.get()));
     return done.get() != nullptr;
   }
 
@@ -468,7 +473,7 @@ inline PyObject* repeat(PyObject*, PyObject* const* items, Py_ssize_t count) {
     PyErr_SetString(PyExc_TypeError, "repeat: expected the number of a function and its arguments as a tuple");
     return nullptr;
   }
-  if (exchange == nullptr || calls[function].empty()) Py_RETURN_NONE;
+  if (dlpack == nullptr || calls[function].empty()) Py_RETURN_NONE;
   const int intercepted = is_intercepted();
   if (intercepted < 0) return nullptr;
   if (intercepted > 0) Py_RETURN_NONE;
@@ -583,7 +588,7 @@ inline PyObject* keep(PyObject*, PyObject* args) {
   given.values = arguments, given.count = PyTuple_GET_SIZE(arguments);
   kept->op = static_cast<sinpe::Op>(op);
   kept->constants.reserve(kOperands);  // operands point to them
-  const bool is_read = exchange != nullptr && given.describe_all() &&
+  const bool is_read = dlpack != nullptr && given.describe_all() &&
                        for_each(tensors, [&](PyObject* of) { return read_tensor(of, given, kept.get()); }) &&
                        for_each(integers, [&](PyObject* of) { return read_integer(of, kept.get()); }) &&
                        read_numbers(floats, &kept->floats) &&
@@ -619,7 +624,7 @@ inline PyObject* forget(PyObject*, PyObject*) {
 
 // is_intercepted() -> bool, for other calls; False before set_up.
 inline PyObject* is_intercepted_method(PyObject*, PyObject*) {
-  const int answer = exchange == nullptr ? 0 : is_intercepted();
+  const int answer = dlpack == nullptr ? 0 : is_intercepted();
   return answer < 0 ? nullptr : PyBool_FromLong(answer);
 }
 

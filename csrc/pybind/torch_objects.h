@@ -1,4 +1,4 @@
-// The objects of Python and torch that `repeat` queries, and the descriptions of tensors (DLPack's C exchange functions).
+// The objects of torch that `repeat` calls or compares with, and the descriptions of tensors (DLPack's C functions).
 #pragma once
 
 #include <Python.h>
@@ -22,9 +22,9 @@ struct DlTensor {  // DLTensor
   int64_t *sizes, *strides;  // in the tensor itself, which changes them when Python code calls its methods
   uint64_t byte_offset;
 };
-struct Exchange {  // DLPackExchangeAPI
+struct DlPackFunctions {  // DLPackExchangeAPI, which a class of tensors has as __dlpack_c_exchange_api__
   uint32_t major, minor;
-  const Exchange* previous;
+  const DlPackFunctions* previous;
   void* allocate;
   void* from_object;
   void* to_object;
@@ -33,16 +33,16 @@ struct Exchange {  // DLPackExchangeAPI
 };
 constexpr uint8_t kInt = 0, kFloat = 2, kBfloat = 4, kBits = 6;
 
-inline const Exchange* exchange = nullptr;
+inline const DlPackFunctions* dlpack = nullptr;  // those of torch.Tensor; null before `set_up`
 
 // The objects passed to `set_up`, never released; see `set_up` in sinpe_ext/operations/repetition.py. `values`: types whose
 // objects can be compared by ==. `conditions` are pairs of a function and its result while nothing intercepts a call;
 // `variables` are triples of a dict, a key and the value while nothing does; otherwise the function `is_intercepted` decides.
-struct PythonObjects {
+struct TorchObjects {
   PyObject *tensor, *parameter, *empty, *empty_like, *is_lazy, *is_grad_enabled, *is_inference_mode, *increment_version,
       *is_profiled, *values, *conditions, *variables, *is_intercepted;
 };
-inline PythonObjects python{};
+inline TorchObjects torch_objects{};
 
 // Interned names of methods and attributes of a tensor, and tuples with names of keywords.
 struct Names {
@@ -50,17 +50,16 @@ struct Names {
 };
 inline Names names{};
 
-// set_up(exchange, *objects): a capsule with DLPack's exchange functions, then the fields of PythonObjects. Returns whether
-// the exchange functions can be used.
+// set_up(dlpack, *objects): a capsule with DLPack's functions, then the fields of TorchObjects. Returns whether these
+// functions can be used.
 inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
-  constexpr Py_ssize_t kObjects = sizeof(PythonObjects) / sizeof(PyObject*);
+  constexpr Py_ssize_t kObjects = sizeof(TorchObjects) / sizeof(PyObject*);
   if (count != 1 + kObjects) {
-    PyErr_Format(PyExc_TypeError, "set_up: expected DLPack's exchange functions in a capsule, and %zd objects",
-                 kObjects);
+    PyErr_Format(PyExc_TypeError, "set_up: expected DLPack's functions in a capsule, and %zd objects", kObjects);
     return nullptr;
   }
-  if (exchange != nullptr) Py_RETURN_TRUE;
-  const auto* offered = static_cast<const Exchange*>(PyCapsule_GetPointer(items[0], "dlpack_exchange_api"));
+  if (dlpack != nullptr) Py_RETURN_TRUE;
+  const auto* offered = static_cast<const DlPackFunctions*>(PyCapsule_GetPointer(items[0], "dlpack_exchange_api"));
   PyErr_Clear();  // raised for a capsule of another name
   if (offered == nullptr || offered->major != 1 || offered->describe == nullptr) Py_RETURN_FALSE;
   names = {PyUnicode_InternFromString("untyped_storage"), PyUnicode_InternFromString("nbytes"),
@@ -69,8 +68,8 @@ inline PyObject* set_up(PyObject*, PyObject* const* items, Py_ssize_t count) {
            Py_BuildValue("(ss)", "dtype", "device")};
   if (PyErr_Occurred() != nullptr) return nullptr;
   for (Py_ssize_t k = 1; k <= kObjects; ++k) Py_INCREF(items[k]);
-  std::copy(items + 1, items + 1 + kObjects, reinterpret_cast<PyObject**>(&python));
-  exchange = offered;
+  std::copy(items + 1, items + 1 + kObjects, reinterpret_cast<PyObject**>(&torch_objects));
+  dlpack = offered;
   Py_RETURN_TRUE;
 }
 
@@ -108,17 +107,17 @@ inline bool is(PyObject* answer, PyObject* wanted) {
 // Whether something intercepts the operations of this call; -1 with an exception.
 inline int is_intercepted() {
   bool quiet = true;
-  for (Py_ssize_t k = 0; quiet && k < PyTuple_GET_SIZE(python.conditions); ++k) {
-    PyObject* pair = PyTuple_GET_ITEM(python.conditions, k);
+  for (Py_ssize_t k = 0; quiet && k < PyTuple_GET_SIZE(torch_objects.conditions); ++k) {
+    PyObject* pair = PyTuple_GET_ITEM(torch_objects.conditions, k);
     quiet = is(PyObject_CallNoArgs(PyTuple_GET_ITEM(pair, 0)), PyTuple_GET_ITEM(pair, 1));
   }
-  for (Py_ssize_t k = 0; quiet && k < PyTuple_GET_SIZE(python.variables); ++k) {
-    PyObject* three = PyTuple_GET_ITEM(python.variables, k);
+  for (Py_ssize_t k = 0; quiet && k < PyTuple_GET_SIZE(torch_objects.variables); ++k) {
+    PyObject* three = PyTuple_GET_ITEM(torch_objects.variables, k);
     quiet =
         PyDict_GetItemWithError(PyTuple_GET_ITEM(three, 0), PyTuple_GET_ITEM(three, 1)) == PyTuple_GET_ITEM(three, 2);
   }
   if (quiet) return 0;
-  PyObject* answer = PyObject_CallNoArgs(python.is_intercepted);
+  PyObject* answer = PyObject_CallNoArgs(torch_objects.is_intercepted);
   Py_XDECREF(answer);
   return answer == nullptr ? -1 : answer != Py_False;
 }
@@ -140,7 +139,7 @@ inline int32_t dtype_of(uint8_t kind, uint8_t bits) {
 // Describes a tensor; returns whether it has memory, on the host or a CUDA device, and elements. Runs no Python code.
 inline bool describe(PyObject* object, Described* t) {
   DlTensor of;
-  if (exchange->describe(object, &of) != 0) {
+  if (dlpack->describe(object, &of) != 0) {
     PyErr_Clear();
     return false;
   }
@@ -186,18 +185,19 @@ inline bool needs_grad(const Described& t) {
   PyObject* requires_grad = PyObject_GetAttr(t.object, names.requires_grad);
   Py_XDECREF(requires_grad);
   if (requires_grad == nullptr) return true;  // with an exception, which the caller checks for
-  return requires_grad != Py_False && !is(PyObject_CallNoArgs(python.is_grad_enabled), Py_False);
+  return requires_grad != Py_False && !is(PyObject_CallNoArgs(torch_objects.is_grad_enabled), Py_False);
 }
 
 // Whether a tensor may be written to directly. A lazy copy (copy-on-write) is deferred until an address for writing is
 // requested; for tensors that are read, it is made when they are described.
 inline bool is_writable(const Described& t) {
-  if (!has_type(t.object, python.tensor) || !is(PyObject_GetAttr(t.object, names.requires_grad), Py_False))
+  if (!has_type(t.object, torch_objects.tensor) || !is(PyObject_GetAttr(t.object, names.requires_grad), Py_False))
     return false;
   const bool is_ordinary = is(PyObject_CallMethodNoArgs(t.object, names.is_inference), Py_False);
-  if (!is_ordinary && (PyErr_Occurred() != nullptr || !is(PyObject_CallNoArgs(python.is_inference_mode), Py_True)))
+  if (!is_ordinary &&
+      (PyErr_Occurred() != nullptr || !is(PyObject_CallNoArgs(torch_objects.is_inference_mode), Py_True)))
     return false;
-  return is(PyObject_CallOneArg(python.is_lazy, t.object), Py_False);
+  return is(PyObject_CallOneArg(torch_objects.is_lazy, t.object), Py_False);
 }
 
 // The int that a method returns, or -1.

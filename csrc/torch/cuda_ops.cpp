@@ -114,8 +114,8 @@ bool is_ready(int32_t device) {
   }
 }
 
-const sinpe::Kernels kTable{sizeof(sinpe::Kernels), /*in_host_memory=*/false, /*max_elements=*/int64_t{1} << 31,
-                            is_ready, sinpe::run_operator<Call>};
+const sinpe::Kernels kKernels{sizeof(sinpe::Kernels), /*in_host_memory=*/false, /*max_elements=*/int64_t{1} << 31,
+                              is_ready, sinpe::run_operator<Call>};
 
 std::string cuda_arithmetic() { return cuda::arithmetic(); }
 
@@ -125,8 +125,8 @@ std::string cpu_isa() { return "emulated"; }
 
 }  // namespace
 
-const sinpe::Kernels& sinpe_torch::kernels() { return kTable; }
-extern "C" SINPE_API const sinpe::Kernels* sinpe_kernels() { return &kTable; }
+const sinpe::Kernels& sinpe_torch::kernels() { return kKernels; }
+extern "C" SINPE_API const sinpe::Kernels* sinpe_kernels() { return &kKernels; }
 
 STABLE_TORCH_LIBRARY_IMPL(sinpe_ext, SINPE_CUDA_KEY, m) { implement(m); }
 

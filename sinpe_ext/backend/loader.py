@@ -304,12 +304,12 @@ def _load_library(path: Path, device: str = "cpu") -> None:
 
 
 def _share_kernels(path: Path, device: str) -> None:
-    """Passes a loaded library's table of functions (csrc/core/kernels.h) to the module _core, if that is built."""
+    """Passes a loaded library's function pointers (csrc/core/kernels.h) to the module _core, if that is built."""
     module: Any = core_module()[0]
-    table = getattr(ctypes.CDLL(str(path)), "sinpe_kernels", None)  # not an operator, which a tracer would record
-    if module is not None and table is not None:
-        table.restype = ctypes.c_void_p
-        module.set_kernels(DLPACK_DEVICES[device], table())
+    kernels = getattr(ctypes.CDLL(str(path)), "sinpe_kernels", None)  # not an operator, which a tracer would record
+    if module is not None and kernels is not None:
+        kernels.restype = ctypes.c_void_p
+        module.set_kernels(DLPACK_DEVICES[device], kernels())
 
 
 def _define_facts() -> None:

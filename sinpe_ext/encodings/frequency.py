@@ -1,9 +1,8 @@
 """Exact frequencies of an `Encoding` as fixed-point integers, with the standard library only.
 
-The frequencies are a geometric sequence, called ladder here: each is the previous one times a ratio. The integers are
-wide enough that the smallest frequency has `GUARD` bits. Results are pairs of float64, or numbers with 62 integer and
-128 fractional bits. A float `pow` would be wrong in the last digits, and the phase multiplies that error by the
-position.
+The frequencies are a geometric sequence: each is the previous one times a ratio. The integers are wide enough that the
+smallest frequency has `GUARD` bits. Results are pairs of float64, or numbers with 62 integer and 128 fractional bits. A
+float `pow` would be wrong in the last digits, and the phase multiplies that error by the position.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Shape(NamedTuple):
     exponent_dim: Fraction
 
 
-class Ladder(NamedTuple):
+class Frequencies(NamedTuple):
     """Frequencies as fixed-point integers, values[k] / 2**bits, in the order of `indices`."""
 
     bits: int
@@ -46,16 +45,16 @@ class Ladder(NamedTuple):
 def shape(encoding: Encoding) -> Shape:
     """The `Shape` of an encoding, with `layout`, `odd` and `exponent_dim` taken into account."""
     dim = encoding.dim
-    sin, cos, ladder_dim = (dim + 1) // 2, dim // 2, dim
+    sin, cos, default_dim = (dim + 1) // 2, dim // 2, dim
     if encoding.layout in ("sin", "cos"):
-        sin, cos, ladder_dim = (dim, 0, 2 * dim) if encoding.layout == "sin" else (0, dim, 2 * dim)
+        sin, cos, default_dim = (dim, 0, 2 * dim) if encoding.layout == "sin" else (0, dim, 2 * dim)
     elif dim % 2 and encoding.odd == "pad":
-        sin, ladder_dim = dim // 2, dim - 1
+        sin, default_dim = dim // 2, dim - 1
     elif dim % 2 and encoding.odd == "round":
-        ladder_dim = dim + 1
+        default_dim = dim + 1
         if encoding.layout == "cos_sin":  # the channel that is cut off is the last one, here a sin
             sin, cos = cos, sin
-    exponent_dim = Fraction(ladder_dim if encoding.exponent_dim is None else encoding.exponent_dim)
+    exponent_dim = Fraction(default_dim if encoding.exponent_dim is None else encoding.exponent_dim)
     return Shape(sin, cos, exponent_dim)
 
 
@@ -66,7 +65,7 @@ def count(encoding: Encoding) -> int:
 
 
 def indices(encoding: Encoding) -> list[int]:
-    """Ladder index of each frequency: i for pair i; for cos_frequency="own" 2 i for its sin and 2 i + 1 for its cos."""
+    """Index of each frequency: i for pair i; for cos_frequency="own" 2 i for its sin and 2 i + 1 for its cos."""
     sin, cos, _ = shape(encoding)
     if encoding.cos_frequency == "shared":
         return list(range(max(sin, cos)))
@@ -104,10 +103,11 @@ def check(encoding: Encoding) -> None:
         )
     largest = _extremes_log2(encoding)[1]
     if largest >= MAX_TURNS_LOG2:
-        name = "frequencies" if encoding.frequencies is not None else "position_scale, base, exponent_scale"
+        given = encoding.frequencies is not None
+        name = "frequencies" if given else "dim, position_scale, base, exponent_scale"
         raise ValueError(
             f"{name}: expected frequencies below 2**{MAX_TURNS_LOG2} turns per position, got 2**{largest:.1f}; "
-            "lower the largest frequency"
+            + ("lower the largest" if given or encoding.base >= 1 else "pass a smaller dim or position_scale")
         )
 
 
@@ -117,7 +117,7 @@ def _unit(encoding: Encoding) -> Fraction:
 
 
 def _step(encoding: Encoding) -> Fraction:
-    """The exponent of base from one index of the ladder to the next."""
+    """The exponent of base from one index of the sequence to the next."""
     half = shape(encoding).exponent_dim / 2 - Fraction(encoding.shift)
     if not half:  # a single frequency: exponent 0, not 0/0
         return Fraction(0)
@@ -164,26 +164,26 @@ def _machin(bits: int) -> int:
     return (16 * arctan_inverse(5) - 4 * arctan_inverse(239)) >> 64
 
 
-def turns(encoding: Encoding) -> Ladder:
+def turns(encoding: Encoding) -> Frequencies:
     """Frequencies in turns per position, with an error below 2**-(bits - 26)."""
-    return _ladder(encoding, _unit(encoding), -1 if encoding.unit == "radian" else 0)
+    return _frequencies(encoding, _unit(encoding), -1 if encoding.unit == "radian" else 0)
 
 
-def angular(encoding: Encoding) -> Ladder:
+def angular(encoding: Encoding) -> Frequencies:
     """Frequencies in radians per position, with the accuracy of `turns`."""
-    return _ladder(encoding, 2 * _unit(encoding), 0 if encoding.unit == "radian" else 1)
+    return _frequencies(encoding, 2 * _unit(encoding), 0 if encoding.unit == "radian" else 1)
 
 
-def _ladder(encoding: Encoding, factor: Fraction, pi_power: int) -> Ladder:
+def _frequencies(encoding: Encoding, factor: Fraction, pi_power: int) -> Frequencies:
     """factor * pi**pi_power * position_scale * base**(step * index) for every index of `indices`."""
     if not count(encoding):
-        return Ladder(GUARD, [])
+        return Frequencies(GUARD, [])
     factor *= Fraction(encoding.position_scale)
     smallest = _extremes_log2(encoding)[0]
     bits = GUARD + 8 + math.ceil(min(TINY, max(0.0, -smallest)))
     if encoding.frequencies is not None:
         values = [_fixed(factor * Fraction(w), pi_power, bits) for w in encoding.frequencies]
-        return Ladder(bits, values)
+        return Frequencies(bits, values)
     value, last = _fixed(factor, pi_power, bits), last_index(encoding)
     ratio = _power(Fraction(encoding.base), _step(encoding), bits) if last else 0
     walk = [value]
@@ -193,7 +193,7 @@ def _ladder(encoding: Encoding, factor: Fraction, pi_power: int) -> Ladder:
     if pi_power == 0:
         walk = [_snap(value) for value in walk]
     wanted = indices(encoding)  # for cos_frequency="own" one index can be missing, that of a sin that is cut off
-    return Ladder(bits, walk if len(walk) == len(wanted) else [walk[index] for index in wanted])
+    return Frequencies(bits, walk if len(walk) == len(wanted) else [walk[index] for index in wanted])
 
 
 def _fixed(value: Fraction, pi_power: int, bits: int) -> int:
@@ -224,7 +224,7 @@ def _snap(value: int) -> int:
     """Removes the rounding error from a value whose exact binary form is short, such as 2**-i.
 
     Such a value could otherwise be on the wrong side of a tie of a later rounding. Only numbers of at most 192
-    significant bits can be ties. The relative error of the ladder is below 2**-290, so a value within 2**-264 of a
+    significant bits can be ties. The relative error of a frequency is below 2**-290, so a value within 2**-264 of a
     number of 200 bits is replaced by that number.
     """
     low_bits = abs(value).bit_length() - _SNAP_BITS

@@ -77,7 +77,7 @@ def dim_beside(encoding: Any, dim: Any) -> int | None:
     if encoding is not None and not isinstance(encoding, str):
         raise TypeError(
             f"dim: expected None, because {described(encoding)} as encoding has its own number of channels, got "
-            f'{shown(dim)}; leave it out, or pass a name for encoding, as in table(4096, "t2t", dim=512)'
+            f'{shown(dim)}; leave it out, or pass a name for encoding, as in table(4096, "t2t", 512)'
         )
     # operator.index turns a symbolic int of a graph into a number.
     return operator.index(integer("dim", dim, 1, MAX_DIM, "pass the number of channels"))

@@ -20,8 +20,8 @@ def constant_in_graph(function: _Function) -> _Function:
 
 
 NO_TRACE = (
-    "torch.jit.trace: expected another way to make a graph, got a trace, which keeps sizes, starts and dropout as they "
-    "are now; use torch.export.export or torch.compile, and for ONNX torch.onnx.export(..., dynamo=True)"
+    "torch.jit.trace is not supported, because a trace keeps sizes, starts and dropout as they are now; use "
+    "torch.export.export or torch.compile, and for ONNX torch.onnx.export(..., dynamo=True)"
 )
 
 _tracing_state: Any = None

@@ -236,9 +236,8 @@ def start(value: Any) -> int:
     """Checks `start`; returns an int."""
     advice = "pass the int64 position of the first row"
     if isinstance(value, float):
-        advice += (
-            f", or fractional positions to add or encode, torch.arange(S) + {value} or positions.grid(shape) + {value}"
-        )
+        fractional = f"torch.arange(S) + {value} or positions.grid(shape, encoding) + {value}"
+        advice += f", or fractional positions to add or encode, {fractional}"
     return integer("start", value, INT64_MIN, INT64_MAX, advice)
 
 

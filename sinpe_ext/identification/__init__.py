@@ -238,8 +238,8 @@ def _search_rows(rows: Tensor, lengths: tuple[int, ...] | None) -> Matches:
     if fitted.closest or named.closest:
         return fitted if fitted.closest else named
     return Matches(
-        reason="its columns are smooth, but no ladder of frequencies gives them (learned values, perhaps, or a "
-        "flattened grid: pass shape=(H, W) or (T, H, W))"
+        reason="its columns are smooth, but no geometric sequence of frequencies gives them (learned values, perhaps, "
+        "or a flattened grid: pass shape=(H, W) or (T, H, W))"
     )
 
 
@@ -258,7 +258,8 @@ def _search_grid(table: StoredTable, lengths: tuple[int, ...]) -> Matches:
         return Matches(reason=f"its channels do not follow one axis each of a grid of {named}")
     result = rank(table, [candidate._replace(extra=extra) for candidate in grid.candidates_of(body, lengths)], lengths)
     if not result and not result.closest:
-        result.reason = f"each channel follows one axis of a grid of {named}, but no ladder of frequencies gives them"
+        reason = "but no geometric sequence of frequencies gives them"
+        result.reason = f"each channel follows one axis of a grid of {named}, {reason}"
     return result
 
 

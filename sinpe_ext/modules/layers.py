@@ -170,7 +170,7 @@ class SinusoidalPositionalEncoding(nn.Module):
             positions: (S,) or (B, S), integers, float32 or float64; batch-first whatever batch_first is.
                 encoding.start is not added, and `start` must be 0.
             start: position of the first row, added to encoding.start: an int, a 0-d tensor, or (B,), one per sample.
-            padding_mask: (S,) or (B, S), bool; rows where it is True are padding and get no encoding.
+            padding_mask: (S,) or (B, S), bool; rows where it is True are padding and get no encoding; as in `add`.
             seed: seed of the dropout mask, as in `add`. None: drawn from torch's generator of the device.
             grid_shape: overrides the grid_shape of the layer, for images of another size.
         Returns:
@@ -351,7 +351,7 @@ class SinusoidalEmbedding(nn.Embedding):
             positions: (S,) or (B, S), integers, float32 or float64; batch-first whatever batch_first is.
                 encoding.start is not added, and `start` must be 0.
             start: position of the first token, added to encoding.start: an int, a 0-d tensor, or (B,), one per sample.
-            padding_mask: (S,) or (B, S), bool; tokens where it is True are padding and get no encoding.
+            padding_mask: (S,) or (B, S), bool; tokens where it is True are padding and get no encoding; as in `add`.
             seed: seed of the dropout mask, as in `add`. None: drawn from torch's generator of the device.
         Returns:
             `(*ids.shape, embedding_dim)`, in the dtype and on the device of weight.

@@ -132,9 +132,9 @@ def _encode_in_float32(of: EncodingArguments, positions: Tensor, dtype: torch.dt
     encoding, device = resolve.encoding(*of), positions.device
     if not torch.compiler.is_compiling():
         return float32_angle.encode(encoding, positions, dtype)
-    ladder, kinds = graph_constant("ladder", *of, device), graph_constant("kinds", *of, device)
+    frequencies, kinds = graph_constant("frequencies", *of, device), graph_constant("kinds", *of, device)
     multiply, factor = _order(*of)
-    return float32_angle.rows(positions, ladder, kinds, multiply, factor, encoding.amplitude, dtype)
+    return float32_angle.rows(positions, frequencies, kinds, multiply, factor, encoding.amplitude, dtype)
 
 
 def derivative_plan(packed_plan: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -199,8 +199,8 @@ _numbers = itertools.count()
 
 @constant_in_graph
 def _name(kind: str, value: Any, dim: int | None, selection: Selection, device: torch.device) -> str:
-    """The name of the attribute of `_constants` that holds a constant of an encoding: "plan", the packed plan; "ladder"
-    or "kinds", those fields of `float32_angle.Constants`."""
+    """The name of the attribute of `_constants` that holds a constant of an encoding: "plan", the packed plan;
+    "frequencies" or "kinds", those fields of `float32_angle.Constants`."""
     encoding = resolve.encoding(value, dim, selection)
     if kind == "plan":
         # Load the kernels before the graph runs; without them the operator runs the reference implementation.

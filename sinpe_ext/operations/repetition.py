@@ -246,9 +246,9 @@ def set_up(module: Any) -> bool:
         torch._C._increment_version,  # type: ignore[attr-defined]
         torch.autograd._profiler_enabled,  # type: ignore[attr-defined]
     )
-    exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    dlpack = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     conditions = torch_state.CONDITIONS, torch_state.VARIABLES, torch_state.is_intercepted
-    is_usable: bool = exchange is not None and module.set_up(exchange, *of_torch, _BY_EQUALITY, *conditions)
+    is_usable: bool = dlpack is not None and module.set_up(dlpack, *of_torch, _BY_EQUALITY, *conditions)
     if is_usable:
         torch_state.use_compiled(module.is_intercepted)
         releases_with(module.forget)

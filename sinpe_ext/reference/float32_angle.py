@@ -46,7 +46,7 @@ class Constants(NamedTuple):
     """Per channel: the angular frequency, or the timescale if `multiplies` is false, in float32; and SINE, COSINE or
     ZERO."""
 
-    ladder: Tensor
+    frequencies: Tensor
     kinds: Tensor
 
 
@@ -55,8 +55,8 @@ def constants_on(encoding: Encoding, device: torch.device) -> Constants:
     host = constants(encoding)
     if device.type != "cuda":
         return host
-    ladder = on_device((encoding, "ladder"), device, lambda: host.ladder)
-    return Constants(ladder, on_device((encoding, "kinds"), device, lambda: host.kinds))
+    frequencies = on_device((encoding, "frequencies"), device, lambda: host.frequencies)
+    return Constants(frequencies, on_device((encoding, "kinds"), device, lambda: host.kinds))
 
 
 @lru_cache(maxsize=64)
@@ -65,14 +65,14 @@ def constants(encoding: Encoding) -> Constants:
     """The constants of an encoding, on the CPU."""
     if isinstance(encoding, Columns):
         of_whole, at = constants(encoding.whole), slice(encoding.first, encoding.first + encoding.dim)
-        return Constants(of_whole.ladder[at], of_whole.kinds[at])
+        return Constants(of_whole.frequencies[at], of_whole.kinds[at])
     plan = _plan_of(encoding)
     entries = [plan.channel(channel) for channel in range(plan.dim)]
     kinds = [ZERO if entry is None else COSINE if entry[1] else SINE for entry in entries]
-    return Constants(_ladder(encoding, plan), torch.tensor(kinds, dtype=torch.int8, device="cpu"))
+    return Constants(_frequencies(encoding, plan), torch.tensor(kinds, dtype=torch.int8, device="cpu"))
 
 
-def _ladder(encoding: Encoding, plan: Plan) -> Tensor:
+def _frequencies(encoding: Encoding, plan: Plan) -> Tensor:
     """Angular frequency or timescale of each channel; 1 for a zero channel."""
     if encoding.frequencies is not None:
         angular = 2 * math.pi * torch.tensor(plan.channel_turns(), dtype=torch.float64, device="cpu")
@@ -83,12 +83,12 @@ def _ladder(encoding: Encoding, plan: Plan) -> Tensor:
     # differently.
     of_sines = _steps(encoding, torch.arange(0, 2 * pairs, 2, device="cpu"))
     of_cosines = of_sines if plan.shared else _steps(encoding, 2 * torch.arange(cosines, device="cpu") + 1)
-    ladder = torch.ones(plan.dim, device="cpu")
+    frequencies = torch.ones(plan.dim, device="cpu")
     for channel, entry in enumerate(plan.channels()):
         if entry is not None:
             pair = channel // 2 if plan.interleaved else channel - plan.n0 * (channel >= plan.n0)
-            ladder[channel] = of_cosines[pair] if entry[1] else of_sines[pair]
-    return ladder
+            frequencies[channel] = of_cosines[pair] if entry[1] else of_sines[pair]
+    return frequencies
 
 
 def _steps(encoding: Encoding, index: Tensor) -> Tensor:
@@ -103,14 +103,14 @@ def _steps(encoding: Encoding, index: Tensor) -> Tensor:
         return torch.ones_like(index) * (unit if multiplies(encoding) else 1.0 / unit)
     if encoding.angle == "float32_exp":
         if _in_halves(encoding) and encoding.shift != 1:
-            ladder = torch.exp(-math.log(base) * exponent_scale * (index / 2) / (width / 2))
+            frequencies = torch.exp(-math.log(base) * exponent_scale * (index / 2) / (width / 2))
         else:
-            ladder = torch.exp(index * (-(math.log(base) / width) * exponent_scale))
-        return ladder * unit if unit != 1.0 else ladder
-    ladder = torch.pow(base, index * exponent_scale / width)
+            frequencies = torch.exp(index * (-(math.log(base) / width) * exponent_scale))
+        return frequencies * unit if unit != 1.0 else frequencies
+    frequencies = torch.pow(base, index * exponent_scale / width)
     if multiplies(encoding):
-        return 1.0 / ladder * unit
-    return ladder / unit if unit != 1.0 else ladder
+        return 1.0 / frequencies * unit
+    return frequencies / unit if unit != 1.0 else frequencies
 
 
 def _in_halves(encoding: Encoding) -> bool:
@@ -125,14 +125,14 @@ def multiplies(encoding: Encoding) -> bool:
 
 def encode(encoding: Encoding, positions: Tensor, dtype: torch.dtype) -> Tensor:
     """The encoding of `positions` with angles rounded to float32, (*positions.shape, dim); differentiable."""
-    ladder, kinds = constants_on(encoding, positions.device)
+    frequencies, kinds = constants_on(encoding, positions.device)
     position_scale = float(encoding.position_scale)
-    return rows(positions, ladder, kinds, multiplies(encoding), position_scale, encoding.amplitude, dtype)
+    return rows(positions, frequencies, kinds, multiplies(encoding), position_scale, encoding.amplitude, dtype)
 
 
 def rows(
     positions: Tensor,
-    ladder: Tensor,
+    frequencies: Tensor,
     kinds: Tensor,
     multiply: bool,
     position_scale: float,
@@ -140,11 +140,11 @@ def rows(
     dtype: torch.dtype,
 ) -> Tensor:
     """`encode` from its constants, in operations that a compiler can trace."""
-    ladder, kinds = ladder.to(positions.device), kinds.to(positions.device)
+    frequencies, kinds = frequencies.to(positions.device), kinds.to(positions.device)
     position = positions.float().unsqueeze(-1)
     if position_scale != 1.0:
         position = position * position_scale
-    angle = position * ladder if multiply else position / ladder
+    angle = position * frequencies if multiply else position / frequencies
     values = torch.where(kinds == COSINE, angle.cos(), angle.sin()).masked_fill(kinds == ZERO, 0.0)
     if amplitude == 0.0:  # 0 times a negative sine would be -0
         values = values.abs()

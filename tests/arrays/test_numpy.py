@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from children import run
+from widths import WIDTHS
 
 import sinpe_ext.numpy as sinpe
 from sinpe_ext import reference
@@ -34,7 +35,7 @@ def front(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "encoding",
-    [Encoding(64), convention("t2t", 33), convention("own_index", 24), Encoding(7, amplitude=-0.3, start=-4)],
+    [*map(Encoding, WIDTHS), convention("t2t", 33), convention("own_index", 24), Encoding(7, amplitude=-0.3, start=-4)],
     ids=repr,
 )
 def test_table_is_encode_at_its_positions(front: str, encoding: Encoding) -> None:

@@ -205,7 +205,7 @@ FUNCTIONS: list[Case] = [
     (table(4, "t2t", dim=0), V, "dim: expected an int in 1..16777216, got 0"),
     (table(4, "ddqm", dim=8), V, "expected the name of a convention, got"),
     (table(2, D, start=MAX), V, "start: expected every position .* within int64"),
-    (table((4, 4), "mae2d", dim=16, start=0.5), T, r"start: expected int, .* positions.grid\(shape\) \+ 0.5"),
+    (table((4, 4), "mae2d", dim=16, start=0.5), T, r"start: expected int, .* positions.grid\(shape, encoding\) \+ 0.5"),
     (table(4, D, dtype=torch.int32), T, f"dtype: {FLOATS} torch.int32; pass one of these"),
     (table(4, D, dtype="float32"), T, f"dtype: {FLOATS} 'float32'; pass torch.float32$"),
     (table(4, D, out=np.ones((4, D))), T, "out: expected a torch.Tensor, got ndarray"),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from children import environment, execute, library_environment
+from widths import WIDTHS, every_width, names_at
 
 import sinpe_ext as sinpe
 from sinpe_ext import __main__ as cli
@@ -18,6 +19,7 @@ from sinpe_ext._version import __version__
 from sinpe_ext.backend import loader
 from sinpe_ext.cli import field
 from sinpe_ext.cli.export import export_header
+from sinpe_ext.encodings.catalogue import CATALOGUE
 
 COMMANDS = ("info", "demo", "plot", "build", "export", "identify")
 Capture = pytest.CaptureFixture[str]
@@ -84,11 +86,11 @@ def test_files_that_cannot_be_used(line: str, capsys: Capture) -> None:
     assert message.startswith(f"python -m sinpe_ext {line.split()[0]}: [Errno ") and message.count("\n") == 1
 
 
-@pytest.mark.parametrize("kind", ["heatmap", "curves", "similarity", "error"])
-def test_plot(kind: str, tmp_path: Path, capsys: Capture) -> None:
+@pytest.mark.parametrize("kind, width", [*zip(("heatmap", "curves", "similarity", "error") * 2, WIDTHS, strict=True)])
+def test_plot(kind: str, width: int, tmp_path: Path, capsys: Capture) -> None:
     """PNG if the name of the file does not say otherwise."""
     path = tmp_path / kind
-    options = ["--dim", "20", "--convention", "own_index", "--kind", kind, "--length", "50", "-o", str(path)]
+    options = ["--dim", str(width), "--convention", "own_index", "--kind", kind, "--length", "50", "-o", str(path)]
     assert status(["plot", *options]) == 0
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert capsys.readouterr().out.strip() == f"{path}.png"
@@ -119,8 +121,6 @@ def test_export(tmp_path: Path, capsys: Capture) -> None:
     text = path.read_text()
     assert text == export_header(sinpe.convention("t2t", 8, base=500.5), "my_plan") and "base=500.5" in text
     assert cli.main([*options, "-o", "-"]) == 0 and capsys.readouterr().out == text
-    for name in sinpe.conventions():
-        export_header(sinpe.Encoding(6), f"{name}512")
     half = export_header(sinpe.Encoding(2, frequencies=(0.5,), unit="turn"), "half")
     assert "(-9223372036854775807 - 1)" in half and "-9223372036854775808" not in half  # no literal of C
     compiler = shutil.which(os.environ.get("CC", "cc"))
@@ -129,6 +129,18 @@ def test_export(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "main.c").write_text('#include "plan.h"\nint main(void) { return my_plan_dim - 8; }\n')
     execute([compiler, "-std=c99", "-pedantic-errors", tmp_path / "main.c", "-o", tmp_path / "main"])
     execute([tmp_path / "main"])
+
+
+@every_width
+def test_export_and_identify_at_every_width(width: int, tmp_path: Path, capsys: Capture) -> None:
+    for name in CATALOGUE:
+        code = status(["export", name, str(width), "-o", "-"])
+        out, err = capsys.readouterr()
+        assert code == (0 if name in names_at(width) else 2), name
+        assert f"{name}{width}_dim = {width} }}" in out or err.startswith("python -m sinpe_ext export: dim, "), name
+    torch.save({"pe": sinpe.table(20, "t2t", width)}, tmp_path / "a.pt")
+    assert status(["identify", str(tmp_path / "a.pt")]) == 0
+    assert f'sinpe.convention("t2t", {width})' in capsys.readouterr().out
 
 
 def test_names_that_are_no_identifiers_are_rejected() -> None:

@@ -100,7 +100,7 @@ CALLS: dict[str, Callable[[dict[str, Tensor], Any], Any]] = {
     ),
     "layer": lambda t, d: sinpe.SinusoidalPositionalEncoding(D, P).eval()(t["x"], start=t["starts"]),
     "layer in training": lambda t, d: sinpe.SinusoidalPositionalEncoding(D, P)(t["x"], seed=5),
-    "packed positions": lambda t, d: sinpe.positions.packed(t["starts"], total=S),
+    "packed positions": lambda t, d: sinpe.positions.packed(t["starts"], "fairseq", total=S),
 }
 TRAINED = {
     "gradients": gradients,

@@ -9,6 +9,7 @@ from typing import get_args
 import pytest
 import torch
 from children import execute
+from widths import every_width, names_at
 
 import sinpe_ext
 from sinpe_ext.cli.export import export_header
@@ -131,12 +132,17 @@ def test_name_of(code: str, encoding: Encoding | GridEncoding) -> None:
 
 def assert_same_table(*encodings: Encoding | GridEncoding) -> None:
     rows = [sinpe_ext.table((3,) * e.ndim if isinstance(e, GridEncoding) else 3, e) for e in encodings]
-    assert torch.equal(*rows)
+    assert torch.equal(*rows) and float(rows[0].abs().max()) <= 1.0
 
 
-def test_name_of_every_convention() -> None:
-    """Of names for one encoding, such as t2t and ddpm, the first."""
+@every_width
+def test_every_convention_at_every_width(width: int) -> None:
+    """Its table is finite and its code makes it, or its error names `dim`; of names for one encoding, the first."""
     for name in NAMES:
-        encoding = convention(name, 48)
+        if name not in names_at(width):
+            with pytest.raises(ValueError, match="^dim[,:].* expected "):
+                convention(name, width)
+            continue
+        encoding = convention(name, width)
+        assert encoding.dim == width and name_of(encoding).count(",") == 1
         assert_same_table(eval(name_of(encoding), {"sinpe": sinpe_ext}), encoding)
-        assert name_of(encoding).count(",") == 1

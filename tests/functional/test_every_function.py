@@ -21,13 +21,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 from ulp import compare, some_channels
+from widths import WIDTHS, every_width
 
 import sinpe_ext as sinpe
 
 pytestmark = pytest.mark.emulated
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-WIDTHS = (64, 127, 128, 320, 512, 768, 1024, 4096)
 EMPTY = (Form(batch=0), Form(length=0), Form(batch=0, length=0))
 # Relative to the largest term: four roundings to the type of the sum, one to the dtype; the float64 formulas are as
 # exact as their angles, up to 500 radians here.
@@ -48,7 +48,8 @@ def alike(x: Tensor, y: Tensor, is_sum: bool) -> bool:
 
 @every_call
 def test_value_equals_formula(name: str, backend: str) -> None:
-    for form, dtype in itertools.product((Form(), Form(dim=66, batch=3, length=150), Form(dim=9, batch=1)), DTYPES):
+    forms = itertools.product((Form(), Form(dim=66, batch=3, length=150), Form(dim=9, batch=1)), DTYPES)
+    for form, dtype in [*forms, *zip([Form(dim=dim, length=6) for dim in WIDTHS], itertools.cycle(DTYPES))]:
         call = MAKERS[name](form._replace(dtype=dtype))
         got, want = call.run(), call.formula() * call.mask()
         assert got.shape == want.shape and got.dtype == dtype
@@ -70,12 +71,12 @@ def test_backends_give_the_same_bits(name: str, need_kernels: None) -> None:
             assert alike(call.run(), want, bool({"x", "weight"} & tensors_of(call).keys())), (dim, dtype)
 
 
-@pytest.mark.parametrize("dim", WIDTHS)
-def test_widths_against_mpmath(dim: int, backend: str) -> None:
+@every_width
+def test_widths_against_mpmath(width: int, backend: str) -> None:
     positions = [0, 7, -12345, 2**30 + 1]
     for dtype, limit in ((torch.float32, 0.5), (torch.float64, 1.0)):
-        rows = sinpe.encode(torch.tensor(positions), dim, dtype=dtype)
-        report = compare(rows, sinpe.Encoding(dim), positions, some_channels(4, dim, 8))
+        rows = sinpe.encode(torch.tensor(positions), width, dtype=dtype)
+        report = compare(rows, sinpe.Encoding(width), positions, some_channels(4, width, 8))
         assert report.worst <= limit, report
 
 

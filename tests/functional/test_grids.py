@@ -121,7 +121,7 @@ def test_dim_that_cuts_an_axis_with_frequencies_of_each_channel(arrangement: Any
 def test_zero_channels_have_the_sign_of_alpha(backend: str, channel_dim: int, arrangement: Any) -> None:
     """alpha * 0 is added as in other channels, on each path: one pass, with gradients, with positions."""
     grid = GridEncoding((Encoding(4), Encoding(4)), arrangement=arrangement, dim=11)
-    places = sinpe.positions.grid((3, 3)).expand(2, 3, 3, 2)
+    places = sinpe.positions.grid((3, 3), grid).expand(2, 3, 3, 2)
     for alpha, zero in ((-1.0, 0.0), (-1.0, -0.0), (1.0, 0.0), (1.0, -0.0)):
         x = torch.full((2, 11, 3, 3) if channel_dim == 1 else (2, 3, 3, 11), zero)
         given: dict[str, Any] = {"alpha": alpha, "channel_dim": channel_dim}
@@ -158,7 +158,7 @@ def test_padding_mask_and_coordinates_of_a_flat_grid(height: int, width: int, ba
     want = sinpe.add(x, GRID, grid_shape=(height, width), padding_mask=mask.flatten(1))
     assert torch.equal(want[mask.flatten(1)], x[mask.flatten(1)]) and not torch.equal(want, x)
     assert torch.equal(sinpe.add(x, GRID, grid_shape=(height, width), padding_mask=mask), want)
-    places = sinpe.positions.grid((height, width)).flatten(0, 1)
+    places = sinpe.positions.grid((height, width), GRID).flatten(0, 1)
     assert torch.equal(sinpe.add(x, GRID, positions=places, padding_mask=mask.flatten(1)), want)
     more = torch.randn(2, 3, height * width, 8)  # several batch dimensions
     assert torch.equal(sinpe.add(more, GRID, positions=places), more + sinpe.encode(places, GRID))

@@ -974,9 +974,9 @@ def stand_in(in_host_memory: bool) -> Iterator[list[str]]:
         return real(op, device, operands, count, is_new, True) or (None if check_only else ctypes.addressof(MESSAGE))
 
     memory = (ctypes.c_char * size).from_buffer_copy(ctypes.string_at(address, size))
-    table, functions = Kernels.from_buffer(memory), (IS_READY(lambda device: not calls.append("is_ready")), RUN(run))
-    table.in_host_memory = in_host_memory
-    table.is_ready, last = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
+    kernels, functions = Kernels.from_buffer(memory), (IS_READY(lambda device: not calls.append("is_ready")), RUN(run))
+    kernels.in_host_memory = in_host_memory
+    kernels.is_ready, last = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
     ctypes.c_void_p.from_buffer(memory, size - 8).value = last
     module = loader.core_module()[0]
     module.set_kernels(1, ctypes.addressof(memory))
@@ -1002,7 +1002,7 @@ def test_launch_that_fails() -> None:
         sinpe.add(x, PE, **dropout)
 
 
-def test_table_of_other_sources_is_refused() -> None:
+def test_kernels_of_other_sources_are_refused() -> None:
     x = torch.ones(1, 9000, 8)
     warm(lambda: sinpe.add(x, PE))
     want, other = sinpe.add(x, PE), Kernels(bytes=8)

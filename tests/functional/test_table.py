@@ -61,12 +61,12 @@ def test_name_and_dim_equal_encoding(name: str, backend: str) -> None:
     length = 9 if axes is None else (3,) * axes
     at = torch.rand((7,) if axes is None else (7, axes), generator=torch.Generator().manual_seed(0)) * 100
     table, rows = sinpe.table(length, encoding), sinpe.encode(at, encoding)
-    assert torch.equal(sinpe.table(length, name, dim=DIM), table)
+    assert torch.equal(sinpe.table(length, name, DIM), table)
     assert torch.equal(sinpe.table(length, name.upper(), dim=np.int64(DIM), out=torch.empty_like(table)), table)
-    assert torch.equal(sinpe.encode(at, name, dim=DIM), rows)
+    assert torch.equal(sinpe.encode(at, name, DIM), rows)
     if axes is not None or encoding.angle == "exact":
-        assert np.array_equal(sinpe.numpy.table(length, name, dim=DIM), table.numpy())
-        assert np.array_equal(sinpe.numpy.encode(at.numpy(), name, dim=DIM), rows.numpy())
+        assert np.array_equal(sinpe.numpy.table(length, name, DIM), table.numpy())
+        assert np.array_equal(sinpe.numpy.encode(at.numpy(), name, DIM), rows.numpy())
 
 
 def test_dim_without_encoding_is_paper(backend: str) -> None:

@@ -11,6 +11,7 @@ import numpy
 import pytest
 import torch
 from test_identify_numbers import naive
+from widths import WIDTHS, names_at
 
 import sinpe_ext as sinpe
 from sinpe_ext.encodings.catalogue import CATALOGUE
@@ -18,7 +19,6 @@ from sinpe_ext.encodings.encoding import Encoding
 
 ROWS = 64
 NAMES = tuple(CATALOGUE)
-DIMS = (8, 33, 64, 127, 128, 320, 512)
 STORAGE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # Largest difference, relative to the amplitude, between the encoding found and the true one: rounding to the dtype,
 # plus the error of fitted numbers.
@@ -44,13 +44,11 @@ def found(held: torch.Tensor, **fields: object) -> sinpe.Match:
     return match
 
 
-EVERY = [(name, DIMS[(2 * k + j) % len(DIMS)], STORAGE[(k + j) % 4]) for k, name in enumerate(NAMES) for j in (0, 3)]
+EVERY = [(name, dim, STORAGE[(k + dim) % 4]) for dim in (8, 33, *WIDTHS) for k, name in enumerate(names_at(dim, 1))]
 
 
 @pytest.mark.parametrize(("name", "dim", "dtype"), EVERY, ids=str)
 def test_every_name_from_64_rows(name: str, dim: int, dtype: torch.dtype) -> None:
-    if name in ("nerf", "tcnn"):
-        dim = min(dim, 64)  # octaves: frequencies of 2**62 turns are refused
     encoding = sinpe.convention(name, dim)
     match = found(table(encoding, dtype=dtype))
     assert name in names(match)
@@ -277,7 +275,7 @@ NO_ENCODING = {
     "learned, small": (learned(64, 32), "learned"),
     "learned, two rows": (learned(2, 64), ""),
     "uniform": (torch.rand(64, 32, generator=torch.Generator().manual_seed(1)) * 2 - 1, "noise"),
-    "random walk": (learned().cumsum(0), "no ladder"),
+    "random walk": (learned().cumsum(0), "no geometric"),
     "rotary cos": (torch.cat([rotary(), rotary()], -1).cos(), "rotary"),
     "rotary, pairs": (rotary().repeat_interleave(2, -1).sin(), "rotary"),
     "rotary, complex": (torch.polar(torch.ones(256, 32), rotary()), "rotary"),
@@ -289,15 +287,15 @@ NO_ENCODING = {
     "one row": (table(Encoding(64), 1), "one row"),
     "a vector": (torch.rand(64), "shape"),
     "empty": (torch.zeros(0, 512), "is not that of rows of channels"),
-    "ramp": (torch.arange(64.0)[:, None] * torch.linspace(0.1, 2, 16), "no ladder"),
-    "ALiBi": (-torch.arange(64.0)[:, None] * 2.0 ** -torch.arange(8.0), "no ladder"),
+    "ramp": (torch.arange(64.0)[:, None] * torch.linspace(0.1, 2, 16), "no geometric"),
+    "ALiBi": (-torch.arange(64.0)[:, None] * 2.0 ** -torch.arange(8.0), "no geometric"),
     "cosine transform": (
         torch.cos(math.pi / 64 * torch.outer(torch.arange(64) + 0.5, torch.arange(64.0))),
-        "no ladder",
+        "no geometric",
     ),
     "identity": (torch.eye(64), ""),
     "lower triangle": (torch.ones(64, 64).tril(), ""),
-    "cos before sin": (PAPER[:, torch.arange(64) ^ 1], "no ladder"),
+    "cos before sin": (PAPER[:, torch.arange(64) ^ 1], "no geometric"),
     "half of a table": (torch.cat([PAPER, learned(64, 64, 1.0)], 1), ""),
     "fine-tuned, transposed": (PAPER.T + learned(64, 64, 0.01), ""),
     "nested": (lambda: torch.nested.nested_tensor([torch.zeros(3, 4), torch.zeros(2, 4)]), "no rows of one length"),

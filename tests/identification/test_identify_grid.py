@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from test_identify import found
+from widths import WIDTHS, names_at
 
 import sinpe_ext as sinpe
 from sinpe_ext.encodings.grid import GridEncoding
@@ -24,30 +25,26 @@ def grid_table(grid: GridEncoding, shape: tuple[int, ...], dtype: torch.dtype = 
     return sinpe.table(shape, grid, dtype=torch.float64).to(dtype)
 
 
-@pytest.mark.parametrize("name", GRIDS)
-def test_every_name(name: str) -> None:
+EVERY = [(name, dim, k) for k, dim in enumerate((48, 96, *WIDTHS)) for name in names_at(dim) if name in GRIDS]
+
+
+@pytest.mark.sampled(3, "names and widths")
+@pytest.mark.parametrize(("name", "dim", "number"), EVERY)
+def test_every_name(name: str, dim: int, number: int) -> None:
     """As (*shape, d), flattened with its shape, after a class token in bfloat16; a square without its shape."""
-    volume = name.endswith("3d")
-    cases = (((4, 5, 7), 96), ((1, 6, 8), 48)) if volume else ((((6, 11), 64), ((8, 8), 320)))
-    for number, (shape, dim) in enumerate(cases):
-        dtype = STORAGE[number]
-        grid = sinpe.convention(name, dim)
-        held = grid_table(grid, shape, dtype)
-        flat = held.reshape(-1, dim)
-        ways: list[tuple[torch.Tensor, Any, int]] = [(held, None, 0)] if number == 0 else []
-        ways += [(torch.cat([torch.zeros(number, dim, dtype=dtype), flat]), shape, number)]
-        ways += [(flat, None, 0)] if not volume and number else []
-        for tensor, given, extra in ways:
-            match = found(tensor, shape=given)
-            assert name in (match.name, *match.aliases), (shape, match)
-            assert (match.shape, match.extra_tokens) == (shape, extra)
-            assert torch.equal(sinpe.table(shape, match.encoding), sinpe.table(shape, grid))
-
-
-@pytest.mark.parametrize("name", ["multidim2d", "t2t2d"])
-def test_widths_that_cut_or_pad(name: str) -> None:
-    match = found(grid_table(sinpe.convention(name, 27), (6, 11)))
-    assert name in (match.name, *match.aliases)
+    volume, zeros = name.endswith("3d"), number % 2
+    shape, dtype = (((4, 5, 7), (1, 6, 8)) if volume else ((6, 11), (8, 8)))[zeros], STORAGE[zeros]
+    grid = sinpe.convention(name, dim)
+    held = grid_table(grid, shape, dtype)
+    flat = held.reshape(-1, dim)
+    ways: list[tuple[torch.Tensor, Any, int]] = [(held, None, 0)] if number == 0 else []
+    ways += [(torch.cat([torch.zeros(zeros, dim, dtype=dtype), flat]), shape, zeros)]
+    ways += [(flat, None, 0)] if not volume and number == 1 else []
+    for tensor, given, extra in ways:
+        match = found(tensor, shape=given)
+        assert name in (match.name, *match.aliases), match
+        assert (match.shape, match.extra_tokens) == (shape, extra)
+        assert torch.equal(sinpe.table(shape, match.encoding), sinpe.table(shape, grid))
 
 
 def random_grid(seed: int) -> tuple[str, GridEncoding, tuple[int, ...], torch.dtype]:

@@ -34,6 +34,7 @@ from swap_modules import (
     rows,
 )  # fmt: skip
 from torch import Tensor, nn
+from widths import WIDTHS, names_at
 
 import sinpe_ext as sinpe
 from sinpe_ext.integrations import Report, Swap, swap
@@ -263,6 +264,21 @@ def test_gradients(name: str) -> None:
     assert [g is None for g in gradients[0]] == [g is None for g in gradients[1]] and pairs
     for before, after in pairs:  # sums of up to 54 products of numbers below 8
         assert apart(before, after) <= 54 * 8 * limit() and bool(after.any())
+
+
+# All but tcnn, of which the rows at whole positions are 0 and 1.
+EVERY = [(width, name) for width in WIDTHS for name in names_at(width, 1) if name != "tcnn"]
+
+
+@pytest.mark.sampled(5, "conventions and widths")
+@pytest.mark.parametrize(("width", "name"), EVERY)
+def test_every_convention_at_every_width(width: int, name: str) -> None:
+    module: Any = Odd(lambda m, x: x + rows(m, x), pe=sinpe.table(16, name, width)[None])
+    x, want = torch.zeros(1, 9, width), sinpe.table(9, name, width)
+    if name in ("ddpm", "adm") and width % 2 == 0:
+        module, x = Timesteps(width, name == "adm", int(name == "ddpm")), torch.arange(9)
+    (entry,) = swap(module, strict=True)
+    assert torch.equal(sinpe.table(9, entry.encoding), want) and torch.equal(module(x).reshape(9, width), want)
 
 
 def test_float32_angle_keeps_the_naive_roundings() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from widths import every_width, names_at
 
 import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalEmbedding, TimestepEncoding
@@ -98,29 +99,60 @@ def test_tolerance_of_scaled_positions() -> None:
             Layer(D, encoding=encoding).load_state_dict({"pe": pe})
 
 
-LATE = sinpe.table(100, D)
-LATE[70] = 0.0
-WRONG: dict[str, tuple[Any, str]] = {
-    "t2t": (T2T, rf"row 0 differs by 1, and 50 of 50 .*; {IS_T2T}"),
-    "own index": (sinpe.table(50, "own_index", dim=D), rf'it is sinpe.convention\("own_index", {D}\)'),
-    "shifted": (sinpe.table(50, D, start=1), "row 0 differs by 0.841, and 50 of 50 rows differ"),
-    "base": (sinpe.table(50, sinpe.Encoding(D, base=500)), r"row 1 differs by 0.1\d+, and 49 of"),
-    "nan": (torch.full((50, D), torch.nan), "row 0 differs by nan"),
-    "late": (LATE, r"row 70 differs by 1, and 1 of 100 rows differ\. The layer keeps"),  # names no convention
-    "width": (torch.zeros(1, 50, D + 2), r"its shape \(1, 50, 66\) is not that of a table, \(rows, 64\)"),
-    "rank": (torch.zeros(2, 3, 50, D), "its shape"),
-    "no tensor": ("pe", "it is a str, not a tensor"),
-}
+def wrong_tables(width: int) -> dict[str, tuple[Any, str]]:
+    """And what the warning says."""
+    pe, late = sinpe.table(50, width), sinpe.table(100, width)
+    noise = torch.randn(50, width, generator=torch.Generator().manual_seed(0))
+    late[70] = 0.0
+    angle = torch.arange(50).bfloat16()[:, None] / 10000 ** (torch.arange(0, width, 2) / width).bfloat16()
+    return {
+        "shifted": (sinpe.table(50, width, start=1), "row 0 differs by 0.841, and 50 of 50 rows differ"),
+        "base": (sinpe.table(50, sinpe.Encoding(width, base=500)), r"row 1 differs by 0.\d+, and 49 of 50"),
+        "nan": (torch.full((50, width), torch.nan), "row 0 differs by nan"),
+        "zeros": (torch.zeros(50, width), "row 0 differs by 1, and 50 of 50"),
+        "random": (noise, "row 0 differs by .*, and 50 of 50"),
+        "fine-tuned": (pe + noise / 100, r"row 0 differs by 0.0\d+, and 50 of 50"),
+        "in bfloat16": (torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :width], r"differs by 0.\d+, and 4"),
+        "late": (late, r"row 70 differs by 1, and 1 of 100 rows differ\. The layer keeps"),  # names no convention
+        "width": (torch.zeros(1, 50, width + 2), rf"its shape .* is not that of a table, \(rows, {width}\)"),
+        "rank": (torch.zeros(2, 3, 50, width), "its shape"),
+        "no tensor": ("pe", "it is a str, not a tensor"),
+    }
 
 
-@pytest.mark.parametrize("case", WRONG.values(), ids=WRONG)
-def test_table_of_another_encoding_warns_once(case: Any) -> None:
-    table, pattern = case
-    with pytest.warns(UserWarning) as caught:
-        nn.Sequential(nn.Sequential(Layer(D))).load_state_dict({"0.0.pe": table}, strict=True)
-    (message,) = (str(w.message) for w in caught)
-    assert message.startswith("0.0.pe: the checkpoint's table is not this layer's encoding, sinpe.convention(\"paper\"")
-    assert re.search(pattern, message) and "pass the encoding= that the model was trained with" in message, message
+@every_width
+def test_table_of_another_encoding_warns_once(width: int) -> None:
+    """Every kind of layer."""
+    grid, held = {"encoding": "multidim2d", "grid_shape": (5, 10)}, {"max_len": 50, "persistent_table": True}
+    kinds = [{"encoding": "t2t"}, {"batch_first": False}, {"extra_tokens": 1}, held, grid | {"persistent_table": True}]
+    for k, (table, pattern) in enumerate(wrong_tables(width).values()):
+        for options in ({}, kinds[k % 5]):
+            layer = Layer(width, **options)
+            with pytest.warns(UserWarning) as caught:
+                nn.ModuleDict({"0": layer}).load_state_dict({"0.pe": table}, strict=k % 2 > 0, assign=k % 3 > 0)
+            (message,) = (str(w.message) for w in caught)
+            assert message.startswith("0.pe: the checkpoint's table is not this layer's encoding, sinpe.convention(")
+            assert options or (re.search(pattern, message) and "pass the encoding= that the model was" in message)
+            if layer.persistent_table and isinstance(table, Tensor):
+                with no_warning():
+                    layer.pe = table  # unlike any convention
+                assert torch.equal(layer.pe, layer.state_dict()["pe"])
+
+
+@every_width
+def test_table_of_another_convention_is_named(width: int) -> None:
+    """Where names are of the same table, by the first of them."""
+    for size in (9, (3, 3), (3, 1, 3)):
+        lengths: Any = size if isinstance(size, tuple) else None
+        tables = {name: sinpe.table(size, name, width) for name in names_at(width, len(lengths or (9,)))}
+        for name, pe in tables.items():
+            with no_warning():
+                Layer(width, encoding=name, grid_shape=lengths).load_state_dict({"pe": pe})
+            for other in [other for other in tables if not torch.equal(tables[other], pe)][:1]:
+                with pytest.warns(UserWarning, match="is not this layer's encoding") as caught:
+                    Layer(width, encoding=other, grid_shape=lengths).load_state_dict({"pe": pe})
+                (code,) = re.findall(r"; it is (sinpe\..*)\. The layer", str(caught[0].message))
+                assert torch.equal(sinpe.table(size, eval(code)), pe), name
 
 
 def test_forms_of_tables() -> None:
@@ -131,8 +163,6 @@ def test_forms_of_tables() -> None:
     behind: dict[str, Any] = {**whole, "extra_tokens": 1}
     flat = torch.cat([head, cells.flatten(0, 1)])
     with no_warning():
-        for name in ("t2t", "fairseq", "own_index", "adm", "unit"):
-            Layer(D, encoding=name).load_state_dict({"pe": sinpe.table(50, name, dim=D)[None]})
         Layer(D).load_state_dict({"pe": torch.empty(1, 50, D, device="meta")})
         Layer(D, extra_tokens=1).load_state_dict({"pe": OURS[None]})  # no row for the extra token
         Layer(D, extra_tokens=1).load_state_dict({"pe": torch.cat([head, OURS])[None]})

@@ -79,7 +79,7 @@ def test_arguments_of_the_embedding(backend: str) -> None:
     for given in (
         {"start": torch.tensor([0, 9, -4])},
         {"start": 3, "padding_mask": torch.arange(S) > 3},
-        {"positions": sinpe.positions.packed(torch.tensor([0, 4, 6]))},
+        {"positions": sinpe.positions.packed(torch.tensor([0, 4, 6]), "t2t")},
         {"positions": torch.rand(B, S)},
     ):
         want = sinpe.embed(IDS, layer.weight, "t2t", **same, **given)

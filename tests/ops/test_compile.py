@@ -139,10 +139,10 @@ SIZED: dict[str, Callable[[Tensor], Any]] = {
     "positions.relative": lambda x: sinpe.encode(sinpe.positions.relative(x.size(1)), D),
     "positions.relative of a cache": lambda x: sinpe.positions.relative(x.size(1) + 7),
     "positions.from_padding_idx, past": lambda x: sinpe.positions.from_padding_idx(ids_of(x), 1, past=x.size(1))[0],
-    "positions.packed, total": lambda x: sinpe.positions.packed(torch.tensor([0, 2]), total=x.size(1)),
-    "positions.grid": lambda x: sinpe.positions.grid((x.size(1), 3), start=x.size(1)),
+    "positions.packed, total": lambda x: sinpe.positions.packed(torch.tensor([0, 2]), T2T, total=x.size(1)),
+    "positions.grid": lambda x: sinpe.positions.grid((x.size(1), 3), GRID, start=x.size(1)),
     "positions.from_mask_2d, scale": lambda x: sinpe.positions.from_mask_2d(
-        x[..., :3] > 9, normalize=True, scale=x.size(1) / 2, eps=1 / x.size(1)
+        x[..., :3] > 9, GRID, normalize=True, scale=x.size(1) / 2, eps=1 / x.size(1)
     ),
     "table, length": lambda x: sinpe.table(2 * x.size(1) - 1, T2T, start=1 - x.size(1)),
     "table of a grid": lambda x: sinpe.table((x.size(1), 3), GRID, start=(x.size(1), 1)),

@@ -17,7 +17,7 @@ import sinpe_ext as sinpe
 from sinpe_ext.integrations import swap
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated, and warns about sizes
-MESSAGE = r"^torch.jit.trace: expected .* use torch.export.export or torch.compile, and for ONNX .*dynamo=True"
+MESSAGE = r"^torch.jit.trace is not supported, .* use torch.export.export or torch.compile, and for ONNX .*dynamo=True"
 X, IDS = torch.randn(2, 5, D), torch.randint(20, (2, 5))
 
 

@@ -132,7 +132,7 @@ OF_X: list[Case] = [
     (sinpe.SinusoidalPositionalEncoding(D, 0.0, max_len=50), {"start": PLACES[:, 0], "padding_mask": MASK}),
     (functools.partial(sinpe.add, dropout=0.5), {"seed": torch.tensor([4])}),
     (lambda x, ids, past: helpers.from_padding_idx(ids, 1, past=past)[0], {"ids": PLACES, "past": PLACES[:, 0]}),
-    (lambda x, ends: sinpe.add(x[0], positions=helpers.packed(ends, S)), {"ends": torch.tensor([0, 1, S])}),
+    (lambda x, ends: sinpe.add(x[0], positions=helpers.packed(ends, None, total=S)), {"ends": torch.tensor([0, 1, S])}),
 ]
 BUFFERS: dict[str, tuple[Tensor, list[Case]]] = {"x": (torch.randn(B, S, D), OF_X)} | {
     name: (call.tensors["x"], [(lambda x, call=call, **given: call.run(x=x, **given), {**call.others, **call.tensors})])

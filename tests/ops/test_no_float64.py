@@ -74,14 +74,16 @@ CALLS: dict[str, Callable[[str], Any]] = {name: partial(public, name) for name i
         lambda w, a: sinpe.embed(IDS.to(d), w, alpha=a, padding_idx=0, scale=3.0, **DROPS), WEIGHT.to(d), ALPHA.to(d)
     ),
     "embed, bfloat16": lambda d: grads(lambda w: sinpe.embed(IDS.to(d), w, **DROPS), WEIGHT.to(d).bfloat16()),
-    "packed": lambda d: positions.packed(torch.tensor([0, 2, 5]).to(d)),
+    "packed": lambda d: positions.packed(torch.tensor([0, 2, 5]).to(d), "fairseq"),
     "relative": lambda d: positions.relative(5, device=d),
-    "from_padding_mask": lambda d: positions.from_padding_mask(MASK.to(d)),
+    "from_padding_mask": lambda d: positions.from_padding_mask(MASK.to(d), "fairseq"),
     "from_padding_idx": lambda d: list(positions.from_padding_idx(IDS.to(d), 0)),
-    "positions of a grid": lambda d: positions.grid((3, 4), device=d),
-    "from_mask_2d": lambda d: positions.from_mask_2d(MASK_2D.to(d)),
-    "from_mask_2d, normalized": lambda d: positions.from_mask_2d(MASK_2D.to(d), normalize=True).float(),
-    "from_mask_2d, float32": lambda d: positions.from_mask_2d(MASK_2D.to(d), normalize=True, dtype=torch.float32),
+    "positions of a grid": lambda d: positions.grid((3, 4), "mae2d", device=d),
+    "from_mask_2d": lambda d: positions.from_mask_2d(MASK_2D.to(d), "detr2d"),
+    "from_mask_2d, normalized": lambda d: positions.from_mask_2d(MASK_2D.to(d), "detr2d", normalize=True).float(),
+    "from_mask_2d, float32": lambda d: positions.from_mask_2d(
+        MASK_2D.to(d), "detr2d", normalize=True, dtype=torch.float32
+    ),
     "layer": lambda d: grads(sinpe.SinusoidalPositionalEncoding(8, 0.0, learned_alpha=True).to(d), X.to(d)),
     "embedding layer": lambda d: sinpe.SinusoidalEmbedding.from_pretrained(WEIGHT, dropout=0.0).to(d)(IDS.to(d)),
     "timesteps in float16": lambda d: sinpe.TimestepEncoding(8).half().to(d)(TIMES.to(d)),
@@ -116,7 +118,7 @@ from sinpe_ext import positions
 with pytest.raises(TypeError, match="no float64"):
     torch.zeros(3, device="single").double()
 with pytest.raises(TypeError, match="dtype: expected torch.float32 on single, got torch.float64"):
-    positions.from_mask_2d(torch.zeros(3, 4, dtype=torch.bool).to("single"), normalize=True, dtype=torch.float64)
+    positions.from_mask_2d(torch.zeros(3, 4).bool().to("single"), "detr2d", normalize=True, dtype=torch.float64)
 print(json.dumps({name: tests.compare(name) for name in tests.CALLS}))
 """
 

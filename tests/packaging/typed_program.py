@@ -58,8 +58,8 @@ class Model(nn.Module):
 
 def counted(ids: Tensor) -> list[Tensor]:
     where, mask = assert_type(places.from_padding_idx(ids, 0), tuple[Tensor, Tensor])
-    made = [places.from_padding_mask(mask), places.packed(torch.tensor([0, 2, 5])), places.relative(4)]
-    made += [places.grid((2, 3)), places.from_mask_2d(torch.zeros(1, 2, 3, dtype=torch.bool))]
+    made = [places.from_padding_mask(mask, "t2t"), places.packed(torch.tensor([0, 2]), None), places.relative(4)]
+    made += [places.grid((2, 3), "mae2d"), places.from_mask_2d(torch.zeros(1, 2, 3).bool(), "detr2d")]
     return assert_type([where, *made], list[Tensor])
 
 

@@ -68,6 +68,15 @@ def test_diffs_fit_the_code() -> None:
     assert kept > 5
 
 
+@pytest.mark.parametrize("folder", ["pybind", "torch", "core", "include/sinpe", "cpu", "cuda"])
+def test_list_names_every_source(folder: str) -> None:
+    """By its name without the suffix; and every name with a suffix is that of a file."""
+    (listed,) = re.findall(rf"(?m)^  {folder}/ +(.*\n(?: {{8,}}.*\n)*)", PAGE)
+    there = [path.name for path in (pages.ROOT / "csrc" / folder).iterdir()]
+    assert {name.partition(".")[0] for name in there} - set(re.findall(r"\w+", listed)) == set()
+    assert set(re.findall(r"(?<![\w/])\w+\.(?:h|inc|cpp|cu)\b", listed)) - set(there) == set()
+
+
 MAY_INCLUDE = {  # csrc/README.md
     "core": {"core", "sinpe"},
     "include": set(),

@@ -300,10 +300,10 @@ def test_detr(normalize: bool, peer: Peer) -> None:
     for mask in (None, valid):
         theirs = layer(shape, torch.device("cpu"), torch.float32, mask)
         padding = torch.zeros_like(valid) if mask is None else ~valid
-        rounded = sinpe.positions.from_mask_2d(padding, normalize=normalize, dtype=torch.float32)
+        rounded = sinpe.positions.from_mask_2d(padding, grid, normalize=normalize, dtype=torch.float32)
         compare(
             "transformers", f"detr DetrSinePositionEmbedding(normalize={normalize})",
-            theirs.permute(0, 2, 3, 1), grid, sinpe.positions.from_mask_2d(padding, normalize=normalize),
+            theirs.permute(0, 2, 3, 1), grid, sinpe.positions.from_mask_2d(padding, grid, normalize=normalize),
             # A normalised position is at most 2 pi, after three roundings.
             convention="detr2d", positions=4 * 2 * math.pi if normalize else float(width),
             mode="float32_pow", rounded=rounded,

@@ -44,8 +44,8 @@ def own_index_pow_form(dim: int, position: Tensor) -> Tensor:
 
 def fairseq_form(dim: int, position: Tensor) -> Tensor:
     half = dim // 2
-    ladder = torch.exp(torch.arange(half, dtype=torch.float) * -(math.log(10000) / max(half - 1, 1)))
-    angle = position.unsqueeze(1) * ladder.unsqueeze(0)
+    frequencies = torch.exp(torch.arange(half, dtype=torch.float) * -(math.log(10000) / max(half - 1, 1)))
+    angle = position.unsqueeze(1) * frequencies.unsqueeze(0)
     rows = torch.cat([torch.sin(angle), torch.cos(angle)], dim=1)
     return torch.cat([rows, torch.zeros(len(rows), 1)], dim=1) if dim % 2 else rows
 

@@ -107,7 +107,7 @@ def test_amplitude_zero_gives_positive_zero(backend: str, dtype: torch.dtype) ->
 # Frequencies that are short fractions of a turn but not multiples of 2^-128, and their denominators.
 RATIONAL = {
     "scale": (Encoding(2, unit="turn", position_scale=Fraction(1, 24)), 0, 24),
-    "ladder": (Encoding(3, layout="sin", base=500.0, unit="turn", exponent_dim=4), 2, 500),
+    "geometric": (Encoding(3, layout="sin", base=500.0, unit="turn", exponent_dim=4), 2, 500),
     "half turns": (Encoding(2, unit="half_turn", position_scale=Fraction(-7, 15)), 0, 30),
     "long": (Encoding(2, unit="turn", position_scale=Fraction(10**6 + 4, 10**9 + 7)), 0, 10**9 + 7),
 }

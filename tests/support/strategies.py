@@ -40,7 +40,7 @@ def encodings(draw: st.DrawFn, max_dim: int = 40) -> Encoding:
         "position_scale": draw(st.sampled_from((1.0, 1.0, 1.0, 1000.0, -2.5, 0.1))),
         "start": draw(st.sampled_from((0, 0, 1, 2, -7, 2**31, -(2**45)))),
     }
-    kind = draw(st.sampled_from(("ladder", "ladder", "ladder", "explicit")))
+    kind = draw(st.sampled_from(("geometric", "geometric", "geometric", "explicit")))
     if kind == "explicit":
         width = dim + {"pad": -1, "round": 1}.get(fields["odd"], 0) * (dim % 2)
         width = 2 * dim if fields["layout"] in ("sin", "cos") else width
