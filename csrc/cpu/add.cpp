@@ -19,7 +19,8 @@ class TileAdder {
   using Real = accumulate_t<T>;
   using Element = T;
   static constexpr bool kStreams = true;
-  TileAdder(const sinpe_add_arguments& a, const Shape& shape, const NewPages& pages, bool by_channels = false)
+  // `elements`: of the whole out, of which `a` may be a part.
+  TileAdder(const sinpe_add_arguments& a, const Shape& shape, const NewPages& pages, int64_t elements, bool by_channels)
       : a_(a),
         shape_(shape),
         pages_(pages),
@@ -34,7 +35,7 @@ class TileAdder {
         between_rows_(slices_between_rows(a, a.out_strides)),
         scale_(static_cast<Real>(a.scale)),
         // A new output's pages are in the cache: the system has just filled them with zeros.
-        stores_(pages.is_empty() && a.out != a.x ? stores_for(bytes(shape), bytes(shape)) : Stores::kCached),
+        stores_(pages.is_empty() && a.out != a.x ? stores_for(elements * kSize, elements * kSize) : Stores::kCached),
         fence_(stores_) {
     const bool dense = x_column_ == 1 && out_column_ == 1;
     const bool rows_follow = rng_offset_row_ == shape.dim * rng_offsets_.strides[a.rank - 1];
@@ -71,10 +72,10 @@ class TileAdder {
   // To be called before n rows of a slice are written, and of those that lie between them.
   void populate(int64_t slice, int64_t row, int64_t n) const {
     if (pages_.is_empty() || out_column_ != 1 || out_row_ != between_rows_ * shape_.dim) return;
-    pages_.populate(to(slice, row), n * out_row_ * static_cast<int64_t>(sizeof(T)));
+    pages_.populate(to(slice, row), n * out_row_ * kSize);
   }
-  // For for_each_streamed_row.
-  // Tiles are faster with dropout, which is limited by arithmetic, and for short rows (0.6 to 1.1 of the time, Zen 5).
+  // For for_each_streamed_row. Tiles are faster with dropout, which is limited by arithmetic, and for short rows (0.6 to 1.1
+  // of the time, Zen 5).
   bool can_stream() const { return can_stream_ && a_.dropout.drop_threshold == 0 && shape_.dim >= 1024; }
   StreamOptions stream_options() const {
     return {static_cast<float>(scale_), static_cast<float>(a_.alpha), dropout_, stores_};
@@ -87,7 +88,7 @@ class TileAdder {
   }
 
  private:
-  static int64_t bytes(const Shape& shape) { return shape.elements() * int64_t{sizeof(T)}; }
+  static constexpr int64_t kSize = sizeof(T);
   T* to(int64_t slice, int64_t row) const {
     return static_cast<T*>(a_.out) + slice_offset(a_, a_.out_strides, slice) + row * out_row_;
   }
@@ -152,8 +153,9 @@ class TileAdder {
   // What is added to a row of a slice: null for scale * x alone. x - 0 is x, so that -0 masks single positions.
   const Real* masked(const Real* encoding, int64_t slice, int64_t row) {
     if (masked_.empty()) return padding_.at(slice, row) ? nullptr : encoding;
-    for (size_t i = 0; i < masked_.size(); ++i)
-      masked_[i] = padding_.at(slice, static_cast<int64_t>(i)) ? -Real{0} : encoding[i];
+    const uint8_t* mask = padding_.of(slice);
+    for (size_t i = 0; i < masked_.size(); ++i, mask += padding_.step())
+      masked_[i] = *mask != 0 ? -Real{0} : encoding[i];
     return masked_.data();
   }
 
@@ -228,7 +230,7 @@ sinpe_status add_by_channels(const Plan& plan, const sinpe_add_arguments& a, int
     const auto make_rows = [&] {
       return ChannelMaker<Real>(plan, positions, position, shape.dim, static_cast<Real>(a.alpha));
     };
-    const auto make_work = [&] { return TileAdder<T>(part, shape, pages, /*by_channels=*/true); };
+    const auto make_work = [&] { return TileAdder<T>(part, shape, pages, Shape(a).elements(), /*by_channels=*/true); };
     return for_each_row_tile<Real>(shape, position_sets, std::min(shape.rows, channels_per_tile(shape.dim)), make_rows,
                                    make_work);
   });
@@ -251,7 +253,8 @@ extern "C" sinpe_status sinpe_add(const int64_t* packed_plan, int64_t n_words, c
                        if (is_by_channels(*a)) return add_by_channels<T>(plan, *a, first);
                        const auto alpha = static_cast<accumulate_t<T>>(a->alpha);
                        const NewPages pages;
-                       return for_each_tile(plan, *a, first, alpha, [&] { return TileAdder<T>(*a, shape, pages); });
+                       const auto make_work = [&] { return TileAdder<T>(*a, shape, pages, shape.elements(), false); };
+                       return for_each_tile(plan, *a, first, alpha, make_work);
                      });
 }
 
@@ -347,7 +350,7 @@ sinpe_status add_grid(const Grid& grid, const void* values, const sinpe_add_argu
   const auto add_rows = [&](const sinpe_add_arguments& part, const auto& make_rows) {
     const Shape shape(part);
     const int64_t tile = std::max<int64_t>(1, std::min<int64_t>(64, kTileValues / shape.dim));
-    const auto make_work = [&] { return TileAdder<T>(part, shape, pages); };
+    const auto make_work = [&] { return TileAdder<T>(part, shape, pages, Shape(a).elements(), false); };
     return for_each_row_tile<Real>(shape, 1, std::min(shape.rows, tile), make_rows, make_work, /*zeros=*/true);
   };
   if (!grid.by_channels) return add_rows(a, [&] { return PointRows<Real>(grid, from); });

@@ -127,10 +127,10 @@ class Positions {
 class Padding {
  public:
   Padding(const sinpe_add_arguments& a, const Shape& shape) : a_(a), middle_(shape.middle) {}
-  bool at(int64_t slice, int64_t row) const {
-    return a_.padding_mask != nullptr &&
-           a_.padding_mask[slice / middle_ * a_.mask_strides[0] + row * a_.mask_strides[1]] != 0;
-  }
+  bool at(int64_t slice, int64_t row) const { return a_.padding_mask != nullptr && of(slice)[row * step()] != 0; }
+  // The mask of the rows of a slice, step() elements apart.
+  const uint8_t* of(int64_t slice) const { return a_.padding_mask + slice / middle_ * a_.mask_strides[0]; }
+  int64_t step() const { return a_.mask_strides[1]; }
 
  private:
   const sinpe_add_arguments& a_;
