@@ -69,6 +69,10 @@ class TileAdder {
     }
   }
 
+  const NewPages& pages() const { return pages_; }
+  T* to(int64_t slice, int64_t row) const {
+    return static_cast<T*>(a_.out) + slice_offset(a_, a_.out_strides, slice) + row * out_row_;
+  }
   // To be called before n rows of a slice are written, and of those that lie between them.
   void populate(int64_t slice, int64_t row, int64_t n) const {
     if (pages_.is_empty() || out_column_ != 1 || out_row_ != between_rows_ * shape_.dim) return;
@@ -89,9 +93,6 @@ class TileAdder {
 
  private:
   static constexpr int64_t kSize = sizeof(T);
-  T* to(int64_t slice, int64_t row) const {
-    return static_cast<T*>(a_.out) + slice_offset(a_, a_.out_strides, slice) + row * out_row_;
-  }
 
   // n rows of `count` slices, each row of all of them before the next one.
   void row_by_row(int64_t slice, int64_t count, int64_t row, int64_t n, const Real* pe) {

@@ -50,11 +50,14 @@ class TileEmbedder {
     });
   }
 
+  const NewPages& pages() const { return pages_; }
+  T* to(int64_t slice, int64_t row) const {
+    return static_cast<T*>(a_.out) + slice_offset(a_, a_.out_strides, slice) + row * out_row();
+  }
   // To be called before n rows of a slice are written, and of those that lie between them.
   void populate(int64_t slice, int64_t row, int64_t n) const {
     if (pages_.is_empty() || out_row() != between_rows_ * shape_.dim) return;
-    pages_.populate(static_cast<T*>(a_.out) + slice_offset(a_, a_.out_strides, slice) + row * out_row(),
-                    n * out_row() * static_cast<int64_t>(sizeof(T)));
+    pages_.populate(to(slice, row), n * out_row() * static_cast<int64_t>(sizeof(T)));
   }
   // For for_each_streamed_row.
   // Dropout of 16-bit elements, or with short vectors, is limited by arithmetic, and tiles need less of it.
@@ -72,7 +75,7 @@ class TileEmbedder {
 
  private:
   void find_out(int64_t slice, int64_t row, T** out, uint64_t* rng_offset) const {
-    *out = static_cast<T*>(a_.out) + slice_offset(a_, a_.out_strides, slice) + row * out_row();
+    *out = to(slice, row);
     *rng_offset = rng_offsets_.base +
                   static_cast<uint64_t>(slice_offset(a_, rng_offsets_.strides, slice) + row * rng_offset_row());
   }

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <optional>
 
 #include "core/layout.h"
 #include "cpu/exceptions.h"
@@ -171,6 +172,7 @@ inline int64_t tile_for_threads(int64_t tile, int64_t rows, int64_t threads) {
 template <class Real, class MakeRows, class MakeWork>
 sinpe_status for_each_row_tile(const Shape& shape, int64_t position_sets, int64_t tile, const MakeRows& make_rows,
                                const MakeWork& make_work, bool zeros = false) {
+  using Work = decltype(make_work());
   const int64_t all_slices = shape.batch * shape.middle;
   const bool is_small = all_slices * shape.rows * shape.dim <= kGrain;
   if (is_small && position_sets == 1 && shape.rows <= tile) {  // a single task, without the divisions below
@@ -197,9 +199,19 @@ sinpe_status for_each_row_tile(const Shape& shape, int64_t position_sets, int64_
     auto maker = make_rows();
     auto work = make_work();
     TileMemory<Real> pe(tile * shape.dim, zeros);
+    // The tiles of a single slice are small, so that its pages are populated for several at a time.
+    std::optional<PagesAhead> ahead;
+    if constexpr (Work::kStreams) {
+      if (slices == 1)
+        ahead.emplace(work.pages(), work.to(begin / tiles, begin % tiles * tile),
+                      work.to((end - 1) / tiles, std::min(((end - 1) % tiles + 1) * tile, shape.rows)));
+    }
     for (int64_t task = begin; task < end; ++task) {
       const int64_t row = task % tiles * tile, chunk = task / tiles % chunks, position_set = task / tiles / chunks;
       const int64_t n = std::min(tile, shape.rows - row), first = position_set * slices;
+      if constexpr (Work::kStreams) {
+        if (ahead) ahead->until(work.to(first, row + n));
+      }
       maker(position_set, row, n, pe.data());
       work(first + slices * chunk / chunks, first + slices * (chunk + 1) / chunks, row, n, pe.data());
     }
