@@ -1,7 +1,8 @@
 """Fits a sinusoidal encoding to the columns of a table: four numbers, given only which channels are sines and cosines.
 
 Every channel of a one-dimensional encoding is amplitude * sin or cos of rate * exp(-decay * exponent) * (row + start).
-The layout gives the exponent of each channel's frequency; the four numbers are fitted in this order:
+The layout gives the exponent of each channel's frequency. `start` is an integer unless a fraction fits much better.
+The four numbers are fitted in this order:
 
 1. `measure`: the frequency of each column from its rows alone;
 2. `line`: rate and decay, a line through the logarithms of the frequencies;
@@ -28,6 +29,8 @@ IRREGULAR = 2.0  # ratio of the distance of two neighbouring rows to the median 
 FREQUENCY_ROUNDING = 3e-7  # relative, of the naive float32 formula
 FINEST = 1 / 16  # relative to the largest value: smaller values get no more weight
 CLOSE = 0.3  # largest rms error of a first fit, relative to its amplitude
+FRACTION = 2.0  # ratio of rms errors by which a fractional first position must fit better than an integer
+FEWEST_FREQUENCIES = 3  # one or two frequencies have any phases at some fractional position
 # Ranges of first positions that are tried, and the steps of the coarse part of a search.
 REACHES = ((256, 16), (2**14, 128), (2**17, 512), (2**20, 1448))
 
@@ -158,16 +161,26 @@ def longest_run(samples: Samples) -> tuple[int, int]:
 def grown(samples: Samples, channels: Channels, wave: Wave, begin: int, end: int) -> tuple[Wave, float] | None:
     """The wave fitted to a window, then to more and more rows around it; None if it does not fit the window."""
     now = samples.some(slice(begin, min(end, begin + 64)))
-    wave, _ = refine(now, channels, wave)
-    wave, error = refine(now, channels, wave._replace(start=float(round(wave.start))), (0, 1, 3))
+    wave, error = with_integer_start(now, channels, *refine(now, channels, wave))
     if not error <= CLOSE * abs(wave.amplitude):
         return None
+    free: tuple[int, ...] = (0, 1, 3) if wave.start.is_integer() else (0, 1, 2, 3)
     end = begin + len(now.t)
     while end - begin < len(samples.t):  # the wave is precise enough for four times as many rows
         length = end - begin
         begin, end = max(0, begin - 2 * length), min(len(samples.t), end + 2 * length)
-        wave, error = refine(samples.some(begin + scattered(end - begin, ROWS)), channels, wave, (0, 1, 3))
-    return wave, error
+        now = samples.some(begin + scattered(end - begin, ROWS))
+        wave, error = refine(now, channels, wave, free)
+    return with_integer_start(now, channels, wave, error)
+
+
+def with_integer_start(samples: Samples, channels: Channels, wave: Wave, error: float) -> tuple[Wave, float]:
+    """The fit with the nearest integer as first position, unless the fraction is much better."""
+    if wave.start.is_integer():
+        return wave, error
+    whole = refine(samples, channels, wave._replace(start=float(round(wave.start))), (0, 1, 3))
+    few = len(channels.exponent.unique()) < FEWEST_FREQUENCIES
+    return whole if few or whole[1] <= FRACTION * max(error, samples.noise) else (wave, error)
 
 
 def measure(window: Samples, channels: Channels) -> tuple[list[tuple[float, float, float]], bool]:
