@@ -133,8 +133,9 @@ class Explainer:
     def with_rate(self, rate: float, start: float | None = None) -> Wave:
         """The wave with another rate, and the decay that fits best, and the start if it is a fraction and not given."""
         wave = self.wave._replace(rate=rate, start=self.wave.start if start is None else start)
-        free = (1,) if start is not None or wave.start.is_integer() else (1, 2)
-        return refine(self.samples, self.channels, wave, free, 2)[0]
+        if start is not None or wave.start.is_integer():
+            return refine(self.samples, self.channels, wave, (1,), 2)[0]
+        return refine(self.samples, self.channels, wave, (1, 2))[0]
 
     def shortest(
         self, known: float, options: list[tuple[float, float]], near: float, wave: Callable[[float], Wave]
@@ -219,7 +220,8 @@ class Explainer:
                 continue
             if abs(log) < MOST_LOG_BASE:
                 options = numbers(math.exp(log))
-                options += [(digits + 1, Expression(1 / b, f"1/{short(b)}")) for digits, b in numbers(math.exp(-log))]
+                inverse = numbers(math.exp(-log)) if log < 0 else []
+                options += [(n + 1, Expression(1 / b, f"1/{short(b)}")) for n, b in inverse if n <= FEW_DIGITS]
                 found = (item for item in sorted(options) if fits(base=item[1], **moved))
                 digits, base = next(found, (MOST_DIGITS, math.exp(log)))
                 if not moved or digits <= FEW_DIGITS:

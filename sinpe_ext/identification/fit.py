@@ -174,13 +174,17 @@ def grown(samples: Samples, channels: Channels, wave: Wave, begin: int, end: int
     return with_integer_start(now, channels, wave, error)
 
 
+def few_frequencies(channels: Channels) -> bool:
+    """Whether a fractional first position would mean nothing."""
+    return len(channels.exponent.unique()) < FEWEST_FREQUENCIES
+
+
 def with_integer_start(samples: Samples, channels: Channels, wave: Wave, error: float) -> tuple[Wave, float]:
     """The fit with the nearest integer as first position, unless the fraction is much better."""
     if wave.start.is_integer():
         return wave, error
     whole = refine(samples, channels, wave._replace(start=float(round(wave.start))), (0, 1, 3))
-    few = len(channels.exponent.unique()) < FEWEST_FREQUENCIES
-    return whole if few or whole[1] <= FRACTION * max(error, samples.noise) else (wave, error)
+    return whole if few_frequencies(channels) or whole[1] <= FRACTION * max(error, samples.noise / 8) else (wave, error)
 
 
 def measure(window: Samples, channels: Channels) -> tuple[list[tuple[float, float, float]], bool]:
@@ -288,14 +292,16 @@ def first_positions(window: Samples, channels: Channels, rate: float, decay: flo
     one = torch.ones(1, dtype=torch.float64)
     for reach, step in REACHES:
         coarse = torch.arange(-reach, reach, step, dtype=torch.float64)
-        fine = torch.arange(step, dtype=torch.float64)
+        near = reach == REACHES[0][0] and not few_frequencies(channels)  # halves as well
+        fine = torch.arange(0, step, 0.5 if near else 1.0, dtype=torch.float64)
         target = weight * phase.conj()
         score = (torch.polar(one, coarse[:, None] * w) * target) @ torch.polar(one, fine[:, None] * w).T
         k = int(score.real.abs().argmax())
         reached = float(score.real.flatten()[k])
         if abs(reached) > best * (1 + 1e-9):
             best = abs(reached)
-            yield Wave(rate, decay, float(coarse[k // step]) + k % step, math.copysign(size, reached))
+            start = float(coarse[k // len(fine)] + fine[k % len(fine)])
+            yield Wave(rate, decay, start, math.copysign(size, reached))
 
 
 def refine(
