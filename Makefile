@@ -14,28 +14,16 @@ help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 23
 	@echo
 	@echo "PYTHON=$(PYTHON)   the Python that creates the environment"
-	@echo "VENV=.venv       its folder; without VENV an active environment with torch >= 2.11 is used instead"
+	@echo "VENV=.venv       its folder; an active environment is not used or changed, unless VENV names it"
 	@echo "TORCH=VERSION    the torch version to install;  TORCH_INDEX_URL=URL   its package index, for instance a CPU-only one"
 
 # ---------------------------------------------------------------------------------------------------- the environment
 
 TORCH ?= $(shell sed -n 's/^requires = .*"torch==\([^"]*\)".*/\1/p' pyproject.toml)# as in an isolated build
-ACTIVE := $(or $(VIRTUAL_ENV),$(CONDA_PREFIX))
-# Reads the version of torch without importing it, which takes seconds.
-NEW_TORCH = import re; from importlib.metadata import version as v; \
-            exit(tuple(map(int, re.findall("[0-9]+", v("torch"))[:2])) < (2, 11))
 ENV := $(or $(VENV),.venv)
-ifeq ($(VENV),)
-ifneq ($(ACTIVE),)
-ifeq ($(shell "$(ACTIVE)/bin/python" -c '$(NEW_TORCH)' 2>/dev/null && echo yes)$(word 2,$(ACTIVE)),yes)
-ENV := $(ACTIVE)
-else
-$(info setup: the active environment $(ACTIVE) has no torch >= 2.11, or spaces in its path; using .venv)
-endif
-endif
-endif
 PY := $(ENV)/bin/python
 export PATH := $(abspath $(ENV)/bin):$(PATH)
+export VIRTUAL_ENV := $(abspath $(ENV))# in place of an active one, where CMake would look for Python
 
 # A stamp is a file in the environment that says what was done there for this checkout.
 STAMP := $(ENV)/.sinpe_ext-$(word 1,$(shell pwd | cksum))
@@ -53,9 +41,7 @@ $(PY):
 	$(call quietly,making the environment $(ENV) (Debian and Ubuntu: apt install python3-venv),$(PYTHON) -m venv $(ENV) || { rm -rf $(ENV); false; })
 
 $(STAMP)-torch-$(TORCH): | $(PY)
-ifneq ($(ENV),$(ACTIVE))
 	$(call quietly,installing torch $(TORCH),$(PIP) torch==$(TORCH) $(addprefix --index-url ,$(TORCH_INDEX_URL)))
-endif
 	@rm -f $(STAMP)-torch-*; touch $@
 
 # The library is built anew only when what it is made of has changed, or `make clean` has removed it.

@@ -1,8 +1,12 @@
-"""Use without installation; kernels are compiled on first use. Run: PYTHONPATH=. python examples/jit_research.py"""
+"""Use from a clone, without installation; kernels are compiled on first use. Run: python examples/jit_research.py"""
+
+import sys
+from pathlib import Path
 
 import torch
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the clone
 import sinpe_ext as sinpe
 
 ids = torch.randint(32000, (8, 128))  # (batch, sequence)

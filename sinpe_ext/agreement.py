@@ -50,6 +50,7 @@ def compare(
     lengths: Sequence[int] | None = None,
     *,
     which: Tensor | None = None,
+    starts: Sequence[float] = (),
 ) -> Comparison:
     """Compares the rows of a stored table with those of an encoding.
 
@@ -58,6 +59,7 @@ def compare(
         encoding: the encoding; for a grid, the rows are in row-major order of `lengths`.
         lengths: lengths of the axes of a grid; their product is the number of rows.
         which: (n,) int64, the rows to compare, which the result has in this order; None: all.
+        starts: the first position of each axis, which may be fractions; (): those of the encoding.
     """
     rows, dim = table.shape
     number = rows if which is None else len(which)
@@ -66,7 +68,7 @@ def compare(
     for begin in range(0, number, step):
         part = slice(begin, min(begin + step, number))
         index = torch.arange(part.start, part.stop) if which is None else which[part]
-        positions = positions_of(index, encoding, lengths)
+        positions = positions_of(index, encoding, lengths, starts)
         exact = functional.encode(positions, encoding, dtype=torch.float64)
         held = table[part if which is None else index].to(torch.float64)
         allowed = rounding_errors(positions, encoding)
@@ -80,18 +82,27 @@ def compare(
     return Comparison(differs, error)
 
 
-def positions_of(index: Tensor, encoding: Encoding | GridEncoding, lengths: Sequence[int] | None = None) -> Tensor:
-    """The positions of rows (n,) of a table: (n,); for a grid (n, axes), its rows in row-major order of `lengths`."""
+def positions_of(
+    index: Tensor,
+    encoding: Encoding | GridEncoding,
+    lengths: Sequence[int] | None = None,
+    starts: Sequence[float] = (),
+) -> Tensor:
+    """The positions of rows (n,) of a table: (n,); for a grid (n, axes), its rows in row-major order of `lengths`.
+
+    `starts` are the first position of each axis, which make them float64; (): those of the encoding.
+    """
     if not isinstance(encoding, GridEncoding):
-        return index + encoding.start
+        return index.double() + starts[0] if starts else index + encoding.start
     assert lengths is not None
     strides = [math.prod(lengths[axis + 1 :]) for axis in range(len(lengths))]
     along = [index // stride % length for stride, length in zip(strides, lengths, strict=True)]
-    return torch.stack(along, -1) + torch.tensor([axis.start for axis in encoding.axes])
+    own = torch.tensor([axis.start for axis in encoding.axes])
+    return torch.stack(along, -1) + (torch.tensor(starts, dtype=torch.float64) if starts else own)
 
 
 def rounding_errors(positions: Tensor, encoding: Encoding | GridEncoding) -> Tensor:
-    """(rows, dim) float64: the largest differences of float32 formulas from the exact values at integer positions
+    """(rows, dim) float64: the largest differences of float32 formulas from the exact values at positions
     (rows,), or (rows, axes) for a grid, whose values are not rounded to 16 bits."""
     groups = encoding.channel_groups if isinstance(encoding, GridEncoding) else (ChannelGroup(0, encoding, 0, 1),)
     along = positions if isinstance(encoding, GridEncoding) else positions[:, None]

@@ -4,6 +4,9 @@ A build is the folder ``<cache>/<target>-<facts>-<compilers>`` with the library 
 compiled in a folder of its own, which is renamed at the end: a folder of that name is complete, and a killed build
 leaves nothing that disturbs a later one, neither torch's ``lock`` file, for which torch waits without end, nor objects
 that an orphaned ninja still writes. A file lock with a time-out lets one process build at a time.
+
+Where there is no compiler, or SINPE_EXT_JIT=0 forbids compiling, a build by any compiler serves, as in a container
+image that has a compiler only while it is built.
 """
 
 from __future__ import annotations
@@ -29,10 +32,10 @@ from .sources import BuildUnavailable
 CACHE_TODO = "set SINPE_EXT_CACHE_DIR to a writable folder of your own"
 
 
-def library(target: str, verbose: bool = False) -> tuple[Path, dict[str, str]]:
+def library(target: str, because: str, may_compile: bool = True, verbose: bool = False) -> tuple[Path, dict[str, Any]]:
     """Finds the library "cpu" or "cuda" in the cache or compiles it; returns its path and the facts of its build.
 
-    Raises BuildUnavailable.
+    `because` says why no library of the installation serves. Raises BuildUnavailable.
     """
     root = sources.source_root()
     if root is None:
@@ -47,37 +50,75 @@ def library(target: str, verbose: bool = False) -> tuple[Path, dict[str, str]]:
         extra_include_paths=sources.include_directories(root),
         extra_cflags=sources.compile_flags(target),
         extra_cuda_cflags=sources.nvcc_flags(),
+        because=because,
+        may_compile=may_compile,
         verbose=verbose,
         **options,
     )
 
 
-def find_or_compile(name: str, facts: dict[str, str], **options: Any) -> tuple[Path, dict[str, str]]:
+def find_or_compile(
+    name: str, facts: dict[str, str], because: str, may_compile: bool = True, **options: Any
+) -> tuple[Path, dict[str, Any]]:
     """The library that `torch.utils.cpp_extension.load` compiles with these options; `facts` distinguishes it from
     others of the same name. Raises BuildUnavailable."""
-    build, library_name = f"{name}-{_hash(facts)}", f"sinpe_ext_{name}.so"
     try:
         compilers = sources.compiler_facts(name)
-    except BuildUnavailable:  # as in a container image that is built with a compiler and run without one
-        with contextlib.suppress(BuildUnavailable):
-            for path in cache_directory(create=False).glob(f"{build}-*/{library_name}"):
-                if _is_whole(path):
-                    return path, sources.read_json(path.with_name("build.json"))
-        raise
-    facts = {**facts, **compilers}
-    folder = cache_directory(create=True) / f"{build}-{_hash(compilers)}"
+    except BuildUnavailable:
+        if may_compile:
+            with contextlib.suppress(BuildUnavailable):
+                return _find(name, facts, {})
+            raise
+        compilers = {}
+    if not may_compile:
+        try:
+            return _find(name, facts, compilers)
+        except BuildUnavailable as error:
+            raise BuildUnavailable(f"switched off (SINPE_EXT_JIT=0), and {error.reason}", error.todo) from None
+    folder = cache_directory(create=True) / f"{name}-{_hash(facts)}-{_hash(compilers)}"
+    facts, library_name = {**facts, **compilers}, f"sinpe_ext_{name}.so"
     if not _is_whole(folder / library_name):
         with _lock(folder):
             if not _is_whole(folder / library_name):  # another process may have built it while this one waited
                 shutil.rmtree(folder, ignore_errors=True)
-                _compile(name, facts, folder, options)
+                _compile(name, facts, folder, because, options)
     return folder / library_name, facts
+
+
+def _find(name: str, facts: dict[str, str], compilers: dict[str, str]) -> tuple[Path, dict[str, Any]]:
+    """A complete build with these facts, by these compilers if there is one, otherwise by any. Compiles nothing, and
+    does not create the cache. Raises BuildUnavailable."""
+    cache, found = cache_path(), []
+    if os.path.isdir(cache):
+        for path in sorted(cache_directory(create=False).glob(f"{name}-*/sinpe_ext_{name}.so")):
+            built = sources.read_json(path.with_name("build.json"))
+            if not path.parent.suffix and _is_whole(path) and _serves(built, facts):  # a suffix: it is being built
+                found.append((path, built))
+    if not found:
+        raise BuildUnavailable(
+            f"the cache {cache} has no {name} build of these sources for torch {facts.get('torch')}",
+            "run `SINPE_EXT_JIT=1 python -m sinpe_ext build`, or reinstall sinpe_ext where torch and a compiler are",
+        )
+    wanted = {**facts, **compilers}
+    return max(found, key=lambda one: sum(one[1].get(name) == value for name, value in wanted.items()))
+
+
+def _serves(built: dict[str, Any], facts: dict[str, str]) -> bool:
+    """Whether a build has these facts; other CUDA architectures serve if they have code for every visible device."""
+    if any(built.get(name) != value for name, value in facts.items() if name != "architectures"):
+        return False
+    if built.get("architectures") == facts.get("architectures"):
+        return True
+    devices = sources.device_capabilities()
+    return bool(devices) and all(sources.has_code_for(str(built.get("architectures")), one) for one in devices)
 
 
 def _is_whole(library: Path) -> bool:
     """Whether a library was built and has its size; one that was truncated would end the process."""
-    size = sources.read_json(library.with_name("build.json")).get("size")
-    return library.is_file() and library.stat().st_size == size
+    try:
+        return library.stat().st_size == sources.read_json(library.with_name("build.json")).get("size")
+    except OSError:  # missing, or in a private folder of another user
+        return False
 
 
 def _hash(facts: dict[str, str]) -> str:
@@ -151,14 +192,16 @@ def _lock(folder: Path) -> Iterator[None]:
 # ---------------------------------------------------------------------------------------------------------- compiling
 
 
-def _compile(name: str, facts: dict[str, str], folder: Path, options: dict[str, Any]) -> None:
+def _compile(name: str, facts: dict[str, str], folder: Path, because: str, options: dict[str, Any]) -> None:
     """Compiles a library and moves its folder into place. The lock of `folder` is held. Raises BuildUnavailable."""
     started, outcome, work = time.monotonic(), "failed", None
-    _print(f"sinpe_ext: compiling the {name} kernels once into {folder} (SINPE_EXT_JIT=0 turns this off) ...")
+    why = f"{because}; SINPE_EXT_JIT=0 turns this off"
+    _print(f"sinpe_ext: compiling the {name} kernels once into {folder} ({why}) ...")
     try:
         for stale in folder.parent.glob(f"{folder.name}.build-*"):  # of killed builds: the lock is held
             shutil.rmtree(stale, ignore_errors=True)
         work = Path(tempfile.mkdtemp(prefix=f"{folder.name}.build-", dir=folder.parent))
+        work.chmod(0o755)  # another user may load what root has built, as in a container, if the cache is readable
         with _ninja_on_path():
             from torch.utils import cpp_extension
 

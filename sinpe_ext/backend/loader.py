@@ -1,7 +1,7 @@
 """Selects the implementation for each device type, on first use and not at import, and keeps the reason.
 
-Order: ``use_backend`` or SINPE_EXT_BACKEND, then the library built at install time, then one compiled now
-(``backend/jit.py``), then eager PyTorch. The result is cached, a failure too, so that no attempt is repeated.
+Order: ``use_backend`` or SINPE_EXT_BACKEND, then the library built at install time, then one in the cache or compiled
+now (``backend/jit.py``), then eager PyTorch. The result is cached, a failure too, so that no attempt is repeated.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def resolve(device_type: str) -> DeviceBackend:
 
 
 def _load(device: str, verbose: bool = False) -> DeviceBackend:
-    """Loads the prebuilt library or compiles one; on failure the eager backend with the reason.
+    """Loads the prebuilt library, or one from the cache, or compiles it; on failure the eager backend with the reason.
 
     Warns if a build failed. A missing compiler is only a reason in backend_info().
     """
@@ -220,12 +220,8 @@ def _load(device: str, verbose: bool = False) -> DeviceBackend:
         return _load_prebuilt(device)
     except BuildUnavailable as error:
         no_prebuilt = error.reason
-    if os.environ.get("SINPE_EXT_JIT") == "0":
-        reason = f"{no_prebuilt}; compiling on first use is switched off (SINPE_EXT_JIT=0)"
-        tools = "nvcc" if device == "cuda" else "a C++ compiler"
-        return DeviceBackend(device, "eager", reason, todo=f"unset SINPE_EXT_JIT or reinstall with {tools}")
     try:
-        path, facts = jit.library(device, verbose)
+        path, facts = jit.library(device, no_prebuilt, os.environ.get("SINPE_EXT_JIT") != "0", verbose)
         try:
             _load_library(path, device)
         except OSError as error:
@@ -235,7 +231,8 @@ def _load(device: str, verbose: bool = False) -> DeviceBackend:
             text = f"sinpe_ext runs eager PyTorch on {device} devices: {error.reason}\n{error.todo}"
             warnings.warn(text, UserWarning, stacklevel=4)
         return DeviceBackend(device, "eager", f"{no_prebuilt}; compiling on first use: {error.reason}", todo=error.todo)
-    return DeviceBackend(device, "compiled", f"{no_prebuilt}; compiled on first use", "jit", str(path), build=facts)
+    reason = f"{no_prebuilt}; compiled into the JIT cache"
+    return DeviceBackend(device, "compiled", reason, "jit", str(path), build=facts)
 
 
 def _check_variable(name: str, *values: str) -> None:

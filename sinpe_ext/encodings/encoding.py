@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from . import frequency
 from .tracing import refuse_in_graph
 from .values import MAX_DIM, choice, integer, real, real_tuple
+from .values import start as checked_start
 
 # Floats are used at their exact value; Fraction and Decimal express values that a float cannot hold.
 Number: TypeAlias = float | Fraction | Decimal
@@ -60,7 +61,8 @@ class Encoding:
             per channel (sin 0, cos 0, sin 1, cos 1, ...). base, shift, exponent_scale and exponent_dim are then unused.
         unit: unit of the frequencies: "radian", "half_turn" (pi radians) or "turn" (2 pi radians) per position.
         position_scale: factor on every position.
-        start: position of the first row where positions are not given explicitly.
+        start: position of the first row where positions are not given explicitly; an int. For rows at fractional
+            positions: `sinpe.encode(torch.arange(n) + 0.5, encoding)`.
         amplitude: factor on every value.
         angle: "exact", or "float32_exp" or "float32_pow" to reproduce the float32 rounding errors of the naive
             formulas, for models that were trained with them.
@@ -103,7 +105,7 @@ class Encoding:
             )
         # operator.index makes an int of a SymInt.
         put(self, "dim", index(integer("dim", self.dim, 1, MAX_DIM, "pass the number of channels")))
-        put(self, "start", index(integer("start", self.start, -(2**63), 2**63 - 1, "pass an int64 position")))
+        put(self, "start", index(checked_start(self.start)))
         for name in ("base", "shift", "exponent_scale", "position_scale"):
             put(self, name, real(name, getattr(self, name)))
         put(self, "amplitude", float(real("amplitude", self.amplitude)))

@@ -235,9 +235,11 @@ def drop_threshold(value: Any) -> int:
 def start(value: Any) -> int:
     """Checks `start`; returns an int."""
     advice = "pass the int64 position of the first row"
-    if isinstance(value, float):
-        fractional = f"torch.arange(S) + {value} or positions.grid(shape, encoding) + {value}"
-        advice += f", or fractional positions to add or encode, {fractional}"
+    if isinstance(value, numbers.Real) and value % 1:
+        advice = (
+            f"for fractional positions, pass sinpe.encode(torch.arange(n) + {value}, encoding), or "
+            f"positions=torch.arange(n) + {value} to add; for a grid, positions.grid(shape, encoding) + {value}"
+        )
     return integer("start", value, INT64_MIN, INT64_MAX, advice)
 
 

@@ -48,7 +48,8 @@ def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) ->
 
     Only the values are used: layout, base, first position, amplitude and position_scale are derived from them, and
     every row is compared with the exact encoding. Rows of zeros (padding, class tokens) and columns of zeros are
-    ignored. The values may be rounded to 16 bits.
+    ignored. The values may be rounded to 16 bits. The first match is the answer. If its first position is a fraction
+    (0.5 for the centers of pixels), its `code` gives the rows; see `positions` of `Match`.
 
     Args:
         table: a tensor or NumPy array of dtype float16, bfloat16, float32 or float64: (N, d), (1, N, d) or (N, 1, d);
@@ -58,8 +59,8 @@ def identify(table: Any, *, shape: Sequence[int] | None = None, top: int = 5) ->
             or is a square grid.
         top: largest number of matches to return.
     Returns:
-        a `Matches`, a list of `Match`, best first. It is empty if no encoding fits (a learned table, a cache of rotary
-        embeddings, noise); its `reason` and `closest` then say what was found.
+        a `Matches`, a list of `Match`, best first, usually one. It is empty if no encoding fits (a learned table, a
+        cache of rotary embeddings, noise); its `reason` and `closest` then say what was found.
     Raises:
         TypeError: a table that is neither a tensor nor an array, or a shape that is not a sequence of integers.
         ValueError: a shape that the table cannot have.
@@ -194,7 +195,8 @@ def _without_zero_columns(rows: Tensor, lengths: tuple[int, ...] | None) -> Matc
     if not rest:
         return Matches((), f"{columns}; of the others: {rest.reason}", rest.closest)
     of = rest[0].shape or rest[0].rows - rest[0].extra_tokens
-    note = f"{columns}: sinpe.table({of}, encoding) gives the other {int(kept.sum())}"
+    made = "the line above" if rest[0].positions else f"sinpe.table({of}, encoding)"
+    note = f"{columns}: {made} gives the other {int(kept.sum())}"
     return _changed(rest, note, zero_columns=tuple(gone))
 
 

@@ -25,6 +25,21 @@ NEAR = 0.02  # largest relative difference of a simpler number from a fitted one
 FEW_DIGITS = 4.0  # of a number that is unlikely to be chance
 MOST_DIGITS = 8.0  # cost of an arbitrary number
 LARGEST_DIM = 2**20
+MOST_LOG_BASE = 600.0
+
+
+class Expression(float):
+    """A float whose repr is the expression that it is computed from, such as 10000**(-62/64)."""
+
+    text: str
+
+    def __new__(cls, value: float, text: str) -> Expression:
+        self = super().__new__(cls, value)
+        self.text = text
+        return self
+
+    def __repr__(self) -> str:
+        return self.text
 
 
 class Explanation(NamedTuple):
@@ -115,9 +130,12 @@ class Explainer:
             self.tried[wave] = self.outside(wave) <= self.most
         return self.tried[wave]
 
-    def with_rate(self, rate: float) -> Wave:
-        """The wave with another rate, and the decay that fits best."""
-        return refine(self.samples, self.channels, self.wave._replace(rate=rate), (1,), 2)[0]
+    def with_rate(self, rate: float, start: float | None = None) -> Wave:
+        """The wave with another rate, and the decay that fits best, and the start if it is a fraction and not given."""
+        wave = self.wave._replace(rate=rate, start=self.wave.start if start is None else start)
+        if start is not None or wave.start.is_integer():
+            return refine(self.samples, self.channels, wave, (1,), 2)[0]
+        return refine(self.samples, self.channels, wave, (1, 2))[0]
 
     def shortest(
         self, known: float, options: list[tuple[float, float]], near: float, wave: Callable[[float], Wave]
@@ -130,15 +148,24 @@ class Explainer:
 
     def explain(self, template: Encoding) -> Iterator[Explanation]:
         """Ways to write the wave as fields that differ from a template's."""
-        unit, start = RADIANS[template.unit], round(self.wave.start)
-        fields: dict[str, Any] = {} if start == template.start else {"start": start}
+        unit = RADIANS[template.unit]
         known = float(template.position_scale)
         near = self.wave.rate / unit
-        scale, cost = self.shortest(known, numbers(near) + fractions(near), near, lambda s: self.with_rate(s * unit))
+        options = numbers(near) + fractions(near) + self._other_ends(template, near)
+        scale, cost = self.shortest(known, options, near, lambda s: self.with_rate(s * unit))
+        wave = self.with_rate(scale * unit)
+        start: float = round(wave.start)
+        if not wave.start.is_integer():
+            options = numbers(wave.start) + fractions(wave.start)
+            options += [(digits, first / scale) for digits, first in numbers(wave.start * scale)]
+            options.append((3.0, 0.5 - 0.5 / scale))  # of interpolation: (row + 0.5) * scale - 0.5
+            start, digits = self.shortest(start, options, wave.start, lambda s: self.with_rate(scale * unit, s))
+            wave = self.with_rate(scale * unit, start)
+            cost += digits
+        fields: dict[str, Any] = {} if start == template.start else {"start": start}
         cost += len(fields)
         if scale != known:
             fields["position_scale"] = scale
-        wave = self.with_rate(scale * unit)
         root = math.sqrt(template.dim)
         roots = (root, 1 / root, math.sqrt(2) / root, 1 / template.dim, math.sqrt(0.5))
         for ladder in self._base(template, wave):
@@ -148,6 +175,26 @@ class Explainer:
             size, digits = self.shortest(template.amplitude, options, wave.amplitude, with_amplitude)
             amplitude = {} if size == template.amplitude else {"amplitude": size}
             yield Explanation({**fields, **ladder.fields, **amplitude}, cost + ladder.cost + digits)
+
+    def _other_ends(self, template: Encoding, rate: float) -> list[tuple[float, float]]:
+        """(cost, position_scale) near a rate for which frequency 1 is at another index than 0: base ** (-index * step).
+
+        That of ascending frequencies is the last one, as in 10000 ** (-i / 32) for i = 31, 30, ..., 0; and the index 0
+        is missing if i is 1, 2, 3, ....
+        """
+        step = exponent_step(template)
+        dim = frequency.shape(template).exponent_dim - 2 * Fraction(template.shift)
+        if not step or not self.wave.decay or dim.denominator > 1 or abs(self.wave.decay / step) > MOST_LOG_BASE:
+            return []
+        found: list[tuple[float, float]] = []
+        for digits, base in numbers(math.exp(abs(self.wave.decay / step))):
+            if digits <= FEW_DIGITS and base > 1:
+                index = round(-math.log(rate) / math.log(base) / step) if rate > 0 else 0
+                power = -index * 2 * Fraction(template.exponent_scale)
+                if power.denominator == 1 and 0 < abs(index) <= frequency.count(template):
+                    text = f"{short(base)}**({power}/{dim})"
+                    found.append((2 + digits, Expression(base ** (int(power) / int(dim)), text)))
+        return found
 
     def _base(self, template: Encoding, wave: Wave) -> Iterator[Explanation]:
         """Changes of base, shift or exponent_dim that give the decay of a wave."""
@@ -171,8 +218,11 @@ class Explainer:
             if moved and fits(**moved):
                 yield Explanation(moved, 4.0)
                 continue
-            if abs(log) < 600:
-                found = (item for item in numbers(math.exp(log)) if fits(base=item[1], **moved))
+            if abs(log) < MOST_LOG_BASE:
+                options = numbers(math.exp(log))
+                inverse = numbers(math.exp(-log)) if log < 0 else []
+                options += [(n + 1, Expression(1 / b, f"1/{short(b)}")) for n, b in inverse if n <= FEW_DIGITS]
+                found = (item for item in sorted(options) if fits(base=item[1], **moved))
                 digits, base = next(found, (MOST_DIGITS, math.exp(log)))
                 if not moved or digits <= FEW_DIGITS:
                     yield Explanation({"base": base, **moved}, 2 + min(digits, MOST_DIGITS) + 3 * len(moved))
@@ -201,6 +251,11 @@ def fractions(value: float) -> list[tuple[float, float]]:
                 length = math.log10(abs(part.numerator) * part.denominator)
                 found.append((cost + length, factor * part.numerator / part.denominator))
     return found
+
+
+def short(value: float) -> str:
+    """A number in Python, without ".0"."""
+    return repr(int(value) if value.is_integer() else value)
 
 
 def digits_of(value: float) -> float:

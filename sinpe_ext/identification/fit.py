@@ -1,7 +1,8 @@
 """Fits a sinusoidal encoding to the columns of a table: four numbers, given only which channels are sines and cosines.
 
 Every channel of a one-dimensional encoding is amplitude * sin or cos of rate * exp(-decay * exponent) * (row + start).
-The layout gives the exponent of each channel's frequency; the four numbers are fitted in this order:
+The layout gives the exponent of each channel's frequency. `start` is an integer unless a fraction fits much better.
+The four numbers are fitted in this order:
 
 1. `measure`: the frequency of each column from its rows alone;
 2. `line`: rate and decay, a line through the logarithms of the frequencies;
@@ -28,6 +29,8 @@ IRREGULAR = 2.0  # ratio of the distance of two neighbouring rows to the median 
 FREQUENCY_ROUNDING = 3e-7  # relative, of the naive float32 formula
 FINEST = 1 / 16  # relative to the largest value: smaller values get no more weight
 CLOSE = 0.3  # largest rms error of a first fit, relative to its amplitude
+FRACTION = 2.0  # ratio of rms errors by which a fractional first position must fit better than an integer
+FEWEST_FREQUENCIES = 3  # one or two frequencies have any phases at some fractional position
 # Ranges of first positions that are tried, and the steps of the coarse part of a search.
 REACHES = ((256, 16), (2**14, 128), (2**17, 512), (2**20, 1448))
 
@@ -158,16 +161,30 @@ def longest_run(samples: Samples) -> tuple[int, int]:
 def grown(samples: Samples, channels: Channels, wave: Wave, begin: int, end: int) -> tuple[Wave, float] | None:
     """The wave fitted to a window, then to more and more rows around it; None if it does not fit the window."""
     now = samples.some(slice(begin, min(end, begin + 64)))
-    wave, _ = refine(now, channels, wave)
-    wave, error = refine(now, channels, wave._replace(start=float(round(wave.start))), (0, 1, 3))
+    wave, error = with_integer_start(now, channels, *refine(now, channels, wave))
     if not error <= CLOSE * abs(wave.amplitude):
         return None
+    free: tuple[int, ...] = (0, 1, 3) if wave.start.is_integer() else (0, 1, 2, 3)
     end = begin + len(now.t)
     while end - begin < len(samples.t):  # the wave is precise enough for four times as many rows
         length = end - begin
         begin, end = max(0, begin - 2 * length), min(len(samples.t), end + 2 * length)
-        wave, error = refine(samples.some(begin + scattered(end - begin, ROWS)), channels, wave, (0, 1, 3))
-    return wave, error
+        now = samples.some(begin + scattered(end - begin, ROWS))
+        wave, error = refine(now, channels, wave, free)
+    return with_integer_start(now, channels, wave, error)
+
+
+def few_frequencies(channels: Channels) -> bool:
+    """Whether a fractional first position would mean nothing."""
+    return len(channels.exponent.unique()) < FEWEST_FREQUENCIES
+
+
+def with_integer_start(samples: Samples, channels: Channels, wave: Wave, error: float) -> tuple[Wave, float]:
+    """The fit with the nearest integer as first position, unless the fraction is much better."""
+    if wave.start.is_integer():
+        return wave, error
+    whole = refine(samples, channels, wave._replace(start=float(round(wave.start))), (0, 1, 3))
+    return whole if few_frequencies(channels) or whole[1] <= FRACTION * max(error, samples.noise / 8) else (wave, error)
 
 
 def measure(window: Samples, channels: Channels) -> tuple[list[tuple[float, float, float]], bool]:
@@ -275,14 +292,16 @@ def first_positions(window: Samples, channels: Channels, rate: float, decay: flo
     one = torch.ones(1, dtype=torch.float64)
     for reach, step in REACHES:
         coarse = torch.arange(-reach, reach, step, dtype=torch.float64)
-        fine = torch.arange(step, dtype=torch.float64)
+        near = reach == REACHES[0][0] and not few_frequencies(channels)  # halves as well
+        fine = torch.arange(0, step, 0.5 if near else 1.0, dtype=torch.float64)
         target = weight * phase.conj()
         score = (torch.polar(one, coarse[:, None] * w) * target) @ torch.polar(one, fine[:, None] * w).T
         k = int(score.real.abs().argmax())
         reached = float(score.real.flatten()[k])
         if abs(reached) > best * (1 + 1e-9):
             best = abs(reached)
-            yield Wave(rate, decay, float(coarse[k // step]) + k % step, math.copysign(size, reached))
+            start = float(coarse[k // len(fine)] + fine[k % len(fine)])
+            yield Wave(rate, decay, start, math.copysign(size, reached))
 
 
 def refine(

@@ -17,28 +17,33 @@ class Match:
         name: name of the convention; "custom" if the encoding has no name.
         aliases: names of other conventions that give the same table.
         encoding: the encoding; `sinpe.table(rows - extra_tokens, encoding)`, or `sinpe.table(shape, encoding)` for a
-            grid, is the table after its first `extra_tokens` rows.
-        start: position of the first row after the extra tokens; for a grid a tuple with one per axis if they differ.
+            grid, is the table after its first `extra_tokens` rows, unless `positions` is given.
+        start: position of the first row after the extra tokens; for a grid a tuple with one per axis if they differ. It
+            is a float only if it is a fraction, as for the centers of pixels.
         amplitude: factor on every value.
         max_error: largest difference of the table from the exact encoding.
-        code: a line of Python that creates `encoding`.
+        code: a line of Python that creates `encoding`, or the rows of the table if `positions` is given.
         rows: number of rows of the table.
         shape: lengths of the axes of a grid; None if the table is not a grid.
         extra_tokens: number of rows of zeros before the first position (class tokens).
         zero_rows: other rows that are zero although the encoding is not, such as a padding row.
         float32_angle: "" if the table has no float32 rounding errors in its angles; "float32_exp" or "float32_pow" if
-            it has those of one of these formulas; "other" if it has those of another formula.
+            `encoding` with this `angle` gives every value of it; "other" if it has those of another formula, and `note`
+            then says how many values the nearest one gives.
         alias_codes: for each alias, a line of Python that creates its encoding.
         note: further remarks, in a sentence or two.
         zero_columns: columns of zeros; `encoding` and `max_error` refer to the other columns.
         transposed: whether the table was given with the channels first, (d, N); `encoding`, `rows` and the other fields
             then refer to its transpose, (N, d).
+        positions: "" if the rows are at the positions that `encoding` counts itself. For a fractional first position,
+            which no encoding can have as its `start`, an expression such as "torch.arange(300) + 0.5"; the rows are
+            `sinpe.encode(positions, encoding)`, which is `code`, and not `sinpe.table`.
     """
 
     name: str
     aliases: tuple[str, ...]
     encoding: Encoding | GridEncoding
-    start: int | tuple[int, ...]
+    start: float | tuple[float, ...]
     amplitude: float
     max_error: float
     code: str
@@ -51,6 +56,7 @@ class Match:
     note: str = ""
     zero_columns: tuple[int, ...] = ()
     transposed: bool = False
+    positions: str = ""
 
     def __str__(self) -> str:
         lines = list(zip(self.aliases, self.alias_codes, strict=True))
@@ -66,11 +72,15 @@ class Match:
 
 def _fields(code: str) -> set[str]:
     """The arguments of a line of code, without the convention, dim, start and axes."""
-    return {part.rstrip(")") for part in code.split(", ")[2:] if not part.startswith(("start=", "axes="))}
+    parts = code.rpartition("convention(")[2].split(", ")[2:]
+    return {part.rstrip(")") for part in parts if not part.startswith(("start=", "axes="))}
 
 
 class Matches(list[Match]):
-    """The result of `identify`: a list of `Match`, best first; empty if no encoding fits.
+    """The result of `identify`: a list of `Match`; empty if no encoding fits.
+
+    The first is the answer. Others are in the list only if they are as likely: different encodings with simple numbers
+    that the values do not distinguish.
 
     Attributes:
         reason: why no encoding fits, for people; "" if there are matches.
@@ -83,7 +93,7 @@ class Matches(list[Match]):
         self.closest = closest
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self)) if self else f"no convention: {self.reason}"
+        return "\nor, as likely:\n".join(map(str, self)) if self else f"no convention: {self.reason}"
 
     def __repr__(self) -> str:
         return f"Matches({super().__repr__()})" if self else f"Matches([], reason={self.reason!r})"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import functional
-from ..agreement import Comparison, compare, positions_of
+from ..agreement import CHUNK, Comparison, compare, positions_of
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from .explain import FEW_DIGITS, digits_of
@@ -22,7 +22,8 @@ SAMPLED, ANGLE_ROWS = 48, 1024
 MOST_COMPARED = 40
 NEAR = 0.3  # largest mean error of a row, relative to its largest value, of an encoding that is reported as closest
 DIGITS = 4.0  # by which an encoding with ten times the error must be simpler than another
-SIMPLE = 6.0  # cost below which the numbers of a match are simple, so that others are no alternatives
+SIMPLE = 6.0  # cost below which the numbers of a match are simple
+AS_ARBITRARY = 3.0  # digits by which the numbers of another name may be longer if neither are simple
 PLAIN_BASES = (10.0, 100.0, 1000.0, 10000.0, 100000.0, 1000000.0)
 CHANGES = (0.03, 0.01, 0.003, 0.001)  # of a base, that are tried
 EXACT = 2.0**-22  # relative to the amplitude: with a smaller error a table has no angle errors
@@ -38,7 +39,8 @@ class Candidate(NamedTuple):
         cost: about the number of digits in `fields`.
         rank: the place of the convention in the catalogue.
         extra: rows of zeros before the first position.
-        borrowed: whether `fields` has another start than the convention, whose name stands for one.
+        borrowed: whether it has another start than the convention, whose name stands for one.
+        starts: the first position of each axis if one is a fraction, which an encoding's own start cannot be; else ().
     """
 
     name: str
@@ -48,6 +50,7 @@ class Candidate(NamedTuple):
     rank: int
     extra: int = 0
     borrowed: bool = False
+    starts: tuple[float, ...] = ()
 
     @property
     def axes(self) -> tuple[Encoding, ...]:
@@ -56,33 +59,60 @@ class Candidate(NamedTuple):
 
     def changed(self, fields: dict[str, Any], cost: float, extra: int = 0) -> Candidate | None:
         """The candidate with some fields changed; None if their combination is invalid."""
+        starts, borrowed = self.starts, self.borrowed
+        if "start" in fields:
+            start, borrowed = fields["start"], any(axis.start for axis in self.axes)
+            each = start if isinstance(start, tuple) else (start,) * len(self.axes)
+            starts = each if any(isinstance(first, float) for first in each) else ()
+            if starts:
+                fields = {name: value for name, value in fields.items() if name != "start"}
         change = self.encoding.with_axes if isinstance(self.encoding, GridEncoding) else self.encoding.replace
         try:
             encoding = change(**fields)
         except (ValueError, OverflowError):
             return None
-        borrowed = "start" in fields and any(axis.start for axis in self.axes)
-        return Candidate(self.name, {**self.fields, **fields}, encoding, self.cost + cost, self.rank, extra, borrowed)
+        fields, cost = {**self.fields, **fields}, self.cost + cost
+        return Candidate(self.name, fields, encoding, cost, self.rank, extra, borrowed, starts)
 
-    @property
-    def code(self) -> str:
-        """A line of Python that creates the encoding."""
+    def code(self, rows: int, lengths: Sequence[int] | None) -> str:
+        """A line of Python that creates the encoding, or the rows if the first position is a fraction."""
+        encoding = self._encoding_code()
+        return f"sinpe.encode({self.positions_code(rows, lengths)}, {encoding})" if self.starts else encoding
+
+    def positions_code(self, rows: int, lengths: Sequence[int] | None) -> str:
+        """An expression for the positions of the rows; "" if they are those of the encoding."""
+        if not self.starts:
+            return ""
+        last = max(map(abs, self.starts)) + (max(lengths) if lengths else rows)
+        is_exact = last < 2**15 and all(first * 256 % 1 == 0 for first in self.starts)  # in float32
+        offsets, index = self.starts, f"torch.arange({rows})"
+        if lengths is not None:  # counted from the starts of the encoding
+            encoding = self._encoding_code() if "axes" in self.fields else f'"{self.name}"'
+            index = f"sinpe.positions.grid({tuple(lengths)}, {encoding})"
+            offsets = tuple(first - axis.start for first, axis in zip(self.starts, self.axes, strict=True))
+        if len(set(offsets)) > 1:
+            return f"{index} + torch.tensor({list(offsets)}{'' if is_exact else ', dtype=torch.float64'})"
+        sign = "-" if offsets[0] < 0 else "+"
+        return f"{index}{'' if is_exact else '.double()'} {sign} {abs(offsets[0])!r}"
+
+    def _encoding_code(self) -> str:
         if self.name != "custom":
             settings = "".join(f", {field}={value!r}" for field, value in self.fields.items())
             return f'sinpe.convention("{self.name}", {self.encoding.dim}{settings})'
         return repr(self.encoding).replace("Encoding(", "sinpe.Encoding(")
 
     def values(self, rows: Tensor, lengths: Sequence[int] | None, **fields: Any) -> Tensor:
-        """The values in rows of the table; with some fields of the encoding changed, in float32."""
+        """The values in rows of the table in float64; with some fields of the encoding changed, in float32."""
         candidate = self.changed(fields, 0.0) if fields else self
         assert candidate is not None
         dtype = torch.float32 if fields else torch.float64
-        positions = positions_of(rows - self.extra, self.encoding, lengths)
-        return functional.encode(positions, candidate.encoding, dtype=dtype).double()
+        positions = positions_of(rows - self.extra, self.encoding, lengths, self.starts)
+        return functional.encode(positions, candidate.encoding, dtype=dtype)
 
     def compare(self, table: StoredTable, rows: Tensor, lengths: Sequence[int] | None) -> Comparison:
         """Compares some rows of the table with the encoding."""
-        return compare(table.rows[self.extra :], self.encoding, lengths, which=rows - self.extra)
+        shifted = table.rows[self.extra :]
+        return compare(shifted, self.encoding, lengths, which=rows - self.extra, starts=self.starts)
 
 
 def rank(table: StoredTable, candidates: Sequence[Candidate], lengths: tuple[int, ...] | None = None) -> Matches:
@@ -107,38 +137,42 @@ def rank(table: StoredTable, candidates: Sequence[Candidate], lengths: tuple[int
                 found.append((k, compared, []))
         elif _is_alias(candidates[k], [candidates[home[0]], *home[2]]):
             home[2].append(candidates[k])
-    if found:
+    if found:  # other encodings only if they are as likely: simple numbers as near the values
+        found = [item for item in found if item is found[0] or costs[item[0]] < SIMPLE]
         return Matches(_match(table, candidates[k], aliases, compared, lengths) for k, compared, aliases in found)
     candidate = candidates[order[0]]
     compared = candidate.compare(table, live, lengths)
     if float(compared.error.mean()) > NEAR * table.size:
         return Matches()
-    return Matches((), _near_miss(candidate, compared, live), _match(table, candidate, [], compared, lengths))
+    closest = _match(table, candidate, [], compared, lengths)
+    return Matches((), _near_miss(closest.code, compared, live), closest)
 
 
 def _is_alias(candidate: Candidate, others: Sequence[Candidate]) -> bool:
-    """Whether a candidate that gives the same table as the others is reported: it must be as simple as the first, or
-    have a common base, or the numbers of both must be arbitrary."""
+    """Whether a candidate that gives the same table as the others is reported: it must be about as simple as the first,
+    or have a common base."""
     first = others[0]
     if candidate.borrowed or candidate.extra != first.extra or candidate.name in [other.name for other in others]:
         return False
     if candidate.cost <= first.cost + 1:
         return True
     alike = set(candidate.fields) <= {*first.fields, "start", "base", "shift", "exponent_dim"}
-    return alike and (first.cost >= SIMPLE or candidate.fields.get("base") in PLAIN_BASES)
+    return alike and (
+        first.cost >= max(SIMPLE, candidate.cost - AS_ARBITRARY) or candidate.fields.get("base") in PLAIN_BASES
+    )
 
 
-def _near_miss(candidate: Candidate, compared: Comparison, live: Tensor) -> str:
+def _near_miss(code: str, compared: Comparison, live: Tensor) -> str:
     """Describes how an encoding differs from the table."""
     where = live[compared.differs].tolist()
     largest = float(compared.error.max())
     if len(where) == len(live):
         return (
-            f"the nearest encoding, {candidate.code}, differs in every row, by up to {largest:.2g} (a table trained "
+            f"the nearest encoding, {code}, differs in every row, by up to {largest:.2g} (a table trained "
             "further, or of other frequencies)"
         )
     return (
-        f"{candidate.code} differs in {len(where)} of {len(live)} rows ({listed(where)}), by up to {largest:.2g}; the "
+        f"{code} differs in {len(where)} of {len(live)} rows ({listed(where)}), by up to {largest:.2g}; the "
         f"others agree within {float(compared.error[~compared.differs].max()):.2g}"
     )
 
@@ -160,13 +194,17 @@ def _match(
 ) -> Match:
     """The match of a candidate, with its notes."""
     encoding, extra, axes = candidate.encoding, candidate.extra, candidate.axes
-    starts = tuple(axis.start for axis in axes)
+    starts = candidate.starts or tuple(axis.start for axis in axes)
+    size = math.prod(lengths) if lengths else len(table.rows) - extra
     notes = []
+    scales = [float(axis.position_scale) for axis in axes]
+    centers = [math.isclose(at, 0.5 - 0.5 / scale, abs_tol=1e-9) for at, scale in zip(starts, scales, strict=True)]
+    if candidate.starts and any(scale != 1 for scale in scales) and all(centers):
+        notes.append("the positions of interpolation, (row + 0.5) * position_scale - 0.5")
     if extra:
         first = "row is" if extra == 1 else f"{extra} rows are"
         notes.append(f"the first {first} zero, as for class tokens: extra_tokens={extra}")
     zero = table.zero.nonzero().flatten()[extra:]
-    size = math.prod(lengths) if lengths else len(table.rows)
     after = zero[zero >= extra + size]
     zero = zero[zero < extra + size]
     if len(zero):  # sin at position 0 is zero in the encoding, too
@@ -187,15 +225,10 @@ def _match(
         uncertain = _base_uncertainty(table, candidate)
         if uncertain:
             notes.append(f"the table gives its base to {uncertain:.1%} only: the simplest that fits is shown")
-    angle = "" if bool(compared.differs.any()) else _float32_angle(table, candidate, lengths)
-    if angle in ANGLES:
+    angle, remark = ("", "") if bool(compared.differs.any()) else _float32_angle(table, candidate, lengths)
+    if angle:
         most = "" if dtype in (torch.bfloat16, torch.float16) else f", up to {float(compared.error.max()):.2g}"
-        notes.append(
-            f"it has the angle errors of the naive float32 formula{most}: the encoding above is exact; "
-            f'angle="{angle}" repeats them'
-        )
-    elif angle:
-        notes.append("it has angle errors, as float32 arithmetic makes them")
+        notes.append(f"it has the angle errors of float32 arithmetic{most}: the encoding above is exact{remark}")
     if isinstance(encoding, Encoding) and encoding.dim > 2 and encoding.dim % 2 == 0:
         rotary = Encoding(encoding.dim, layout="cos_sin", base=encoding.base, odd=encoding.odd)
         if encoding == rotary:
@@ -209,14 +242,15 @@ def _match(
         start=starts[0] if len(set(starts)) == 1 else starts,
         amplitude=axes[0].amplitude,
         max_error=float(compared.error.max()),
-        code=candidate.code,
+        code=candidate.code(size, lengths),
         rows=len(table.rows),
         shape=lengths,
         extra_tokens=extra,
         zero_rows=(*zero.tolist(), *after.tolist()),
         float32_angle=angle,
-        alias_codes=tuple(alias.code for alias in aliases),
+        alias_codes=tuple(alias.code(size, lengths) for alias in aliases),
         note="; ".join(notes),
+        positions=candidate.positions_code(size, lengths),
     )
 
 
@@ -232,24 +266,28 @@ def _base_uncertainty(table: StoredTable, candidate: Candidate) -> float:
     return 0.0
 
 
-def _float32_angle(table: StoredTable, candidate: Candidate, lengths: Sequence[int] | None) -> str:
-    """The float32 formula that reproduces the table better than the exact values do; see `Match.float32_angle`."""
-    live = table.live()
-    rows = live[scattered(len(live), ANGLE_ROWS)]
-    held, dtype = table.rows[rows].double(), table.rows.dtype
+def _float32_angle(table: StoredTable, candidate: Candidate, lengths: Sequence[int] | None) -> tuple[str, str]:
+    """`Match.float32_angle`, and what to say about the formulas: which gives every value, or many more in float32 than
+    the exact encoding does."""
+    live, dtype = table.live(), table.rows.dtype
+    some = live[scattered(len(live), ANGLE_ROWS)]
     single = dtype in (torch.float32, torch.float64)
 
-    def error(value: Tensor) -> float:
-        """The largest error; for 16 bits the fraction of values that are rounded differently."""
-        if single:
-            return float((held - value).abs().max())
-        return float((held != value.float().to(dtype).double()).double().mean())
+    def differing(rows: Tensor, value: Tensor) -> float:
+        """The fraction of the values in rows of the table that differ from those of a formula."""
+        return float((table.rows[rows] != value.to(dtype)).double().mean())
 
-    exact = error(candidate.values(rows, lengths))
-    if exact <= (EXACT * table.size if single else 0.0):
-        return ""
-    errors = {angle: error(candidate.values(rows, lengths, angle=angle)) for angle in ANGLES}
-    best = min(errors, key=lambda angle: errors[angle])
-    if errors[best] <= 0.5 * exact:
-        return best
-    return "other" if single else ""
+    value = candidate.values(some, lengths)
+    if single and float((table.rows[some] - value).abs().max()) <= EXACT * table.size:
+        return "", ""
+    exact = differing(some, value.float())
+    shares = {angle: differing(some, candidate.values(some, lengths, angle=angle)) for angle in ANGLES}
+    best = min(shares, key=lambda angle: shares[angle])
+    if not shares[best] and exact:
+        chunks = live.split(max(1, CHUNK // candidate.encoding.dim))
+        if not any(differing(rows, candidate.values(rows, lengths, angle=best)) for rows in chunks):
+            return best, f'; angle="{best}" repeats every value'
+    if not single or shares[best] > 0.5 * exact:
+        return "other" if single else "", ""
+    percent = [min(99, math.floor(100 * (1 - share))) for share in (shares[best], exact)]
+    return "other", f'; angle="{best}" gives {percent[0]} % of its values bit for bit, the exact one {percent[1]} %'

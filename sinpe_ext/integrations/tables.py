@@ -54,7 +54,11 @@ def tables_of(module: nn.Module) -> list[Table]:
         name = f"{kind}_{key}"
         if tensor.is_meta and POSITIONAL.search(name) and not tensor.requires_grad:
             reason = "its table is on the meta device: load the weights first"
-        table = None if tensor.is_meta or ROTARY.search(name) else _read(key, tensor)
+        try:
+            table = None if tensor.is_meta or ROTARY.search(name) else _read(key, tensor)
+        except LeftAlone as fractional:
+            reason = str(fractional)
+            continue
         if table is not None:
             tables.append(table)
         elif not tensor.is_meta and type(tensor) is Tensor and SINUSOIDAL.search(name):
@@ -65,7 +69,7 @@ def tables_of(module: nn.Module) -> list[Table]:
 
 
 def _read(key: str, tensor: Tensor) -> Table | None:
-    """The table in a tensor, or in its transpose; None if neither is one."""
+    """The table in a tensor, or in its transpose; None if neither is one. Raises LeftAlone for fractional positions."""
     lengths = [length for length in tensor.shape if length != 1]
     views: list[Tensor] = [tensor]
     if len(lengths) == 2 and lengths == list(tensor.shape[-2:]):
@@ -74,6 +78,8 @@ def _read(key: str, tensor: Tensor) -> Table | None:
         matches = identify(view)
         if not matches or getattr(matches[0], "transposed", False):
             continue
+        if matches[0].positions:
+            raise LeftAlone(f"`{key}` has rows at fractional positions, {matches[0].positions}, not at 0, 1, 2, ...")
         encoding: Any = matches[0].encoding
         if isinstance(encoding, Encoding) and encoding.layout in ("sin", "cos") and not POSITIONAL.search(key):
             return None  # of rotary embeddings, not added to anything

@@ -165,7 +165,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     assert [out.splitlines()[-1] for out, _ in outputs] == [str(library)] * 2
     (line,) = [line for _, err in outputs for line in err.splitlines() if line.startswith("sinpe_ext")]
     assert "compiling the cpu kernels once into" in line and "SINPE_EXT_JIT=0" in line and " done in " in line
-    assert cache.stat().st_mode & 0o777 == 0o700
+    assert cache.stat().st_mode & 0o777 == 0o700 and library.parent.stat().st_mode & 0o777 == 0o755
     assert sorted(path.name for path in library.parent.iterdir()) == ["build.json", "sinpe_ext_cpu.so"]
     return {**env, "BUILT": str(library)}
 
@@ -217,6 +217,70 @@ def other_compiler():
 assert steps(lambda: (other_compiler(), right())) == [(0, 1)]
 """
     forked(DRIVER + code, {**env, "SMALL_SOURCES": str(small), "SINPE_EXT_LOCK_TIMEOUT": "60"})
+
+
+@needs_compiler
+@pytest.mark.bad_input(26, "compiled", "eager")
+def test_jit_0_loads_a_finished_build(built: dict[str, str], tmp_path: Path) -> None:
+    """That of this compiler before that of another, and any if there is no compiler; nothing of other sources or
+    another torch, and nothing that is incomplete. Nothing is compiled or written."""
+    cache = Path(shutil.copytree(Path(built["BUILT"]).parent.parent, tmp_path / "cache", copy_function=shutil.copy))
+    small = shutil.copytree(built["SMALL_SOURCES"], tmp_path / "sources")
+    code = """
+source = pathlib.Path(os.environ["SMALL_SOURCES"]) / "cpu" / "table.cpp"
+own = library()
+others = [cache / f"cpu-{letter}" for letter in "az"]  # before and after it in the order of names
+for other in others:
+    shutil.copytree(own.parent, other)
+    facts = json.loads((other / "build.json").read_text())
+    (other / "build.json").write_text(json.dumps(facts | {"compiler": "/usr/bin/other"}))
+shutil.copytree(own.parent, cache / f"{own.parent.name}.build-1")  # is being built
+def no_compiler():
+    raise sources.BuildUnavailable("no C++ compiler was found")
+def uses(*folders):
+    right()
+    assert pathlib.Path(loader.resolve("cpu").library).parent in folders, loader.resolve("cpu")
+def without_compiler():
+    sources.find_compiler = no_compiler
+    uses(*others)
+def other_torch():
+    torch.__version__ = "2.99.0+cpu"
+    eager("SINPE_EXT_JIT=0", "for torch 2.99.0+cpu")
+def files():
+    return {path: path.stat().st_mtime_ns for path in cache.rglob("*")}
+before = files()
+assert child(lambda: uses(own.parent)) == 0 and child(other_torch) == 0
+own.write_bytes(own.read_bytes()[:-1])
+before[own] = own.stat().st_mtime_ns
+assert child(lambda: uses(*others)) == 0 and child(without_compiler) == 0
+source.write_text(source.read_text() + "// changed")
+assert child(lambda: eager("SINPE_EXT_JIT=0", "no cpu build of these sources")) == 0
+assert files() == before and compiled_since() == 0
+"""
+    env = {**built, "SINPE_EXT_CACHE_DIR": str(cache), "SMALL_SOURCES": str(small), "SINPE_EXT_JIT": "0"}
+    forked(DRIVER + code, env)
+
+
+def test_jit_0_with_other_architectures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA build serves if it has code for every visible device, or is of the architectures that are asked for."""
+    for architectures in ("8.0", "9.0", "8.0 9.0"):
+        (build := folder / f"cuda-{architectures.replace(' ', '-').replace('.', '')}").mkdir(parents=True)
+        (build / "sinpe_ext_cuda.so").write_text("library")
+        facts = {"torch": "2.13.0", "architectures": architectures, "size": len("library")}
+        (build / "build.json").write_text(json.dumps(facts))
+
+    def found(wanted: str, *devices: tuple[int, int], torch: str = "2.13.0") -> str:
+        monkeypatch.setattr(sources, "device_capabilities", lambda: list(devices))
+        facts = {"torch": torch, "architectures": wanted}
+        path, built = jit.find_or_compile("cuda", facts, "", may_compile=False)
+        assert path.parent.name == f"cuda-{built['architectures'].replace(' ', '-').replace('.', '')}"
+        return built["architectures"]
+
+    assert found("8.0") == "8.0" and found("9.0", (9, 0)) == "9.0"
+    assert found("8.0 9.0", (8, 0), (9, 0)) == found("8.6 9.0", (8, 6), (9, 0)) == "8.0 9.0"
+    for wanted, devices, torch in (("7.5", [(7, 5)], "2.13.0"), ("7.5", [], "2.13.0"), ("8.0", [(8, 0)], "2.14.0")):
+        with pytest.raises(BuildUnavailable, match="no cuda build"):
+            found(wanted, *devices, torch=torch)
 
 
 @needs_compiler
@@ -422,18 +486,23 @@ assert child(right) == 0 and compiled_since() == 0 and child(other) == 0
 @needs_compiler
 def test_real_library_compiled_on_first_use_gives_the_same_bits(tmp_path: Path) -> None:
     code = """
+import os
 import sinpe_ext
 from sinpe_ext.backend import loader, sources
 def nothing_built(device):
     raise sources.BuildUnavailable("nothing was built at install time")
 loader._load_prebuilt = nothing_built
-assert loader.build() == loader.resolve("cpu").library and loader.resolve("cpu").how == "jit", sinpe_ext.backend_info()
+if "SINPE_EXT_JIT" not in os.environ:
+    loader.build()
+assert loader.resolve("cpu").how == "jit" and "cpu: compiled (" in str(sinpe_ext.backend_info()), loader.resolve("cpu")
 print(sinpe_ext.table(300, 64, start=10**6).numpy().tobytes().hex())
 """
-    out, _ = run(code, environment(SINPE_EXT_CACHE_DIR=str(tmp_path / "cache"), MAX_JOBS=str(os.cpu_count())))
+    env = environment(SINPE_EXT_CACHE_DIR=str(tmp_path / "cache"), MAX_JOBS=str(os.cpu_count()))
     with sinpe_ext.use_backend("eager"):
         expected = sinpe_ext.table(300, 64, start=10**6)
-    assert out.split()[-1] == expected.numpy().tobytes().hex()
+    for more in ({}, {"SINPE_EXT_JIT": "0", "CXX": "/nonexistent/c++"}):  # as a container is built, and run
+        out, err = run(code, {**env, **more})
+        assert out.split()[-1] == expected.numpy().tobytes().hex() and ("compiling" in err) == (not more)
 
 
 @pytest.mark.builds

@@ -160,7 +160,14 @@ def torch_is(version: str, **attributes: str | None) -> str:
 MISSING: dict[str, tuple[str, dict[str, str], str, str, str]] = {
     "no compiler": ("cpu", {"PATH": "{tmp}/empty"}, "", "no C++ compiler was found (looked for CXX", "install g++"),
     "no CXX": ("cpu", {"CXX": "/nonexistent/c++"}, "", "no C++ compiler was found (CXX=/nonexistent/c++)", "install"),
-    "JIT off": ("cpu", {"SINPE_EXT_JIT": "0"}, "", "(SINPE_EXT_JIT=0)", "reinstall with a C++ compiler"),
+    "JIT off, open cache": (
+        "cpu",
+        {"SINPE_EXT_JIT": "0", "SINPE_EXT_CACHE_DIR": "{tmp}/open"},
+        "",
+        "every user may write",
+        "SINPE_EXT_CACHE_DIR",
+    ),
+    "JIT off": ("cpu", {"SINPE_EXT_JIT": "0"}, "", "(SINPE_EXT_JIT=0)", "python -m sinpe_ext build"),
     "no ninja": ("cpu", {}, NO_NINJA, "pip install ninja", ""),
     "old torch": ("cpu", {}, torch_is("2.10.1+cpu"), "torch 2.10.1+cpu is older than 2.11", '"torch>=2.11"'),
     "unwritable cache": ("cpu", {"SINPE_EXT_CACHE_DIR": "{tmp}/file/c"}, "", "{tmp}/file/c", "SINPE_EXT_CACHE_DIR"),
@@ -172,7 +179,7 @@ MISSING: dict[str, tuple[str, dict[str, str], str, str, str]] = {
     "CPU torch": ("cuda", {}, torch_is("2.13.0+cpu", cuda=None), "torch 2.13.0+cpu is a CPU build", "a CUDA build"),
     "ROCm torch": ("cuda", {}, torch_is("2.13.0+rocm7.0", hip="7.0"), "torch 2.13.0+rocm7.0 is a ROCm build", ""),
     "no device": ("cuda", {"TORCH_CUDA_ARCH_LIST": " ; ,"}, cuda_torch(), "no CUDA device is visible", "ARCH_LIST"),
-    "CUDA JIT off": ("cuda", {"SINPE_EXT_JIT": "0"}, cuda_torch(), "(SINPE_EXT_JIT=0)", "reinstall with nvcc"),
+    "CUDA JIT off": ("cuda", {"SINPE_EXT_JIT": "0"}, cuda_torch(), "(SINPE_EXT_JIT=0)", "python -m sinpe_ext build"),
     "other nvcc": ("cuda", {}, cuda_torch("13.0"), "of CUDA 12.8.61, and torch is built for CUDA 13.0", "toolkit 13.x"),
     "newer nvcc": ("cuda", {}, cuda_torch("11.8"), "of CUDA 12.8.61, and torch is built for CUDA 11.8", "toolkit 11.x"),
     "no nvcc": ("cuda", {"CUDA_HOME": "/none"}, cuda_torch(), "was not found (looked in CUDA_HOME=", "toolkit 12.x"),
@@ -220,6 +227,7 @@ def test_missing_backend_is_eager_with_the_reason(case: str, folder: Path, tmp_p
         assert not list((tmp_path / "cache").glob("*.build-*"))
     else:
         assert "compiling the" not in err
+        assert "SINPE_EXT_JIT" not in changes or not (tmp_path / "cache").exists()
     if case.startswith("failing"):
         assert "fault 40" in got_reason and "fault 2\n" not in got_reason and "-fPIC" not in got_reason
 

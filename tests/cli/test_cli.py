@@ -17,7 +17,7 @@ import sinpe_ext as sinpe
 from sinpe_ext import __main__ as cli
 from sinpe_ext._version import __version__
 from sinpe_ext.backend import loader
-from sinpe_ext.cli import field
+from sinpe_ext.cli import demo, field
 from sinpe_ext.cli.export import export_header
 from sinpe_ext.encodings.catalogue import CATALOGUE
 
@@ -198,6 +198,13 @@ def test_demo(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "empty.txt").write_text(" \n")
     assert cli.main(["demo", "--text", str(tmp_path / "empty.txt")]) == 2
     assert "text: expected at least one word" in capsys.readouterr().err
+
+
+def test_demo_says_which_ratios_differ_from_round_to_round() -> None:
+    """As they do on a busy machine."""
+    assert demo.disagreements({"table": [8.0, 9.0, 8.5], "x + PE": [1.0, 1.0, 1.0]}) == []
+    lines = demo.disagreements({"table": [8.0, 9.0, 8.5], "x + PE": [1.5, 0.6, 1.0]})
+    assert "busy" in lines[0] and [line.strip() for line in lines[1:]] == ["x + PE: 0.6 to 1.5"]
 
 
 # processes: standard output

@@ -103,6 +103,14 @@ def test_channels_first(path: Path, capsys: Capture) -> None:
     assert facts["tensors"][0]["matches"][0]["transposed"] is True
 
 
+def test_fractional_positions(path: Path, capsys: Capture) -> None:
+    code, out = run(capsys, {"pe": sinpe.encode(torch.arange(100) + 0.5, 64)}, path=path)
+    line = 'sinpe.encode(torch.arange(100) + 0.5, sinpe.convention("paper", 64))'
+    assert code == 0 and "100 rows, start 0.5, max error 3e-08" in out and out.splitlines()[-1].strip() == line
+    (match,) = json.loads(run(capsys, None, "--json", path=path)[1])["tensors"][0]["matches"]
+    assert (match["code"], match["start"], match["positions"]) == (line, 0.5, "torch.arange(100) + 0.5")
+
+
 def test_names_are_printed_escaped(path: Path, tmp_path: Path, capsys: Capture) -> None:
     names = ("a\x1b[31mb", "c\nd", "e\u202ef", "g\ud800h", "\u00fc", "\x1b]0;title\x07pe")
     code, out = run(capsys, dict.fromkeys(names, PAPER), path=path)

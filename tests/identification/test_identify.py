@@ -108,14 +108,31 @@ def test_aliases_and_printed_text() -> None:
     assert "(also" not in lines[0] and '    also sinpe.convention("t2t", 64, base=3217.5523)' in lines
 
 
+@pytest.mark.parametrize("dim", [64, 127, 128, 320, 512, 768, 1024])
+def test_other_encodings_that_are_as_near_are_not_returned(dim: int) -> None:
+    """Unless their numbers are as simple: `ctranslate2, base=453.731` is no answer."""
+    for name in ("bigvision2d", "t2t2d", "mae2d"):
+        if dim % 4 == 0:
+            (match,) = sinpe.identify(table_of_grid(name, dim))
+            assert name in names(match)
+    for encoding in (sinpe.convention("ctranslate2", dim), sinpe.convention("adm", dim, base=500.0)):
+        for rows in (3, 64):
+            (match,) = sinpe.identify(sinpe.table(rows, encoding))
+            assert match.encoding.frequencies_radians() == encoding.frequencies_radians()
+
+
+def table_of_grid(name: str, dim: int) -> torch.Tensor:
+    return sinpe.table((7, 8), sinpe.convention(name, dim).with_axes(start=2))
+
+
 def test_top() -> None:
-    held = sinpe.table(ROWS, Encoding(6, layout="sin_cos", shift=0.5))  # three pairs determine no base and shift
-    every = sinpe.identify(held)
-    assert [match.code for match in every[:2]] == [
-        'sinpe.convention("paper_concat", 6, shift=0.5)',
-        'sinpe.convention("paper_concat", 6, base=63096.0)',
+    held = sinpe.table(ROWS, Encoding(6, layout="sin_cos", shift=0.5))  # as near: paper_concat of base 63096
+    (match,) = sinpe.identify(held)
+    assert match.code == 'sinpe.convention("paper_concat", 6, shift=0.5)' and list(sinpe.identify(held, top=1)) == [
+        match
     ]
-    assert len(every) > 2 and list(sinpe.identify(held, top=2)) == list(every[:2])
+    other = found(sinpe.table(ROWS, 6))
+    assert str(sinpe.Matches([match, other])) == f"{match}\nor, as likely:\n{other}"
 
 
 # ------------------------------------------------------------------------------- rows and columns around the encoding
@@ -205,6 +222,48 @@ def test_float32_angle_errors(form: str, length: int, storage: torch.dtype) -> N
     angle = {"exp": "float32_exp", "pow": "float32_pow", "power": "other"}[form]
     assert (match.name, match.float32_angle) == ("paper", angle)
     assert (f'angle="{angle}"' in match.note) == (form != "power")
+
+
+def test_an_angle_is_claimed_only_if_it_gives_every_value() -> None:
+    """One value of a row that a sample leaves out; and formulas of which an angle gives most values."""
+    for angle in ("float32_exp", "float32_pow"):
+        held = sinpe.table(5000, Encoding(64, angle=angle))
+        match = found(held)
+        assert match.float32_angle == angle and f'angle="{angle}" repeats every value' in match.note
+        for row in (1500, 4999):
+            changed = held.clone()
+            changed[row, 5] = changed[row, 5].nextafter(torch.tensor(0.0))
+            match = found(changed)
+            assert match.float32_angle == "other" and f'angle="{angle}" gives 99 % of its values' in match.note
+
+
+@pytest.mark.parametrize("dim", [64, 128, 320, 512, 768, 1024])
+@pytest.mark.parametrize("form", ["exp", "pow", "power", "halves"])
+def test_claimed_angles_and_shares_are_true(form: str, dim: int) -> None:
+    """The better of the two is named, and only if it is notably better than the exact encoding."""
+    encodings = [Encoding(dim), sinpe.convention("t2t", dim), sinpe.convention("musicgen", dim)]
+    for encoding in [*encodings, sinpe.convention("adm", dim, base=500.0, amplitude=0.1)]:
+        if form == "halves":
+            steps = torch.arange(dim // 2, dtype=torch.float32) / (dim / 2 - encoding.shift)
+            angle = torch.arange(400.0)[:, None] / (float(encoding.base) ** steps)
+            parts = [angle.sin(), angle.cos()] if encoding.layout == "sin_cos" else [angle.cos(), angle.sin()]
+            held = torch.cat(parts, 1) * encoding.amplitude
+        else:
+            held = naive(form, 400, encoding)
+        match = found(held)
+        tables = {
+            angle: sinpe.table(400, match.encoding.replace(angle=angle))
+            for angle in ("exact", "float32_exp", "float32_pow")
+        }
+        share = {angle: float((table == held).double().mean()) for angle, table in tables.items()}
+        if "repeats" in match.note:
+            assert share[match.float32_angle] == 1
+        else:
+            assert match.float32_angle in ("", "other")
+        if "% of its values" in match.note:
+            best = max(share, key=lambda angle: share[angle])
+            assert f'angle="{best}" gives {math.floor(100 * share[best])} % of its values' in match.note
+            assert 1 > share[best] > share["exact"]
 
 
 def test_exact_tables_have_no_angle_errors() -> None:

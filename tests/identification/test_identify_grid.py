@@ -102,6 +102,36 @@ def test_interpolation_and_points() -> None:
     assert found(grid_table(points, (8, 12))).code == 'sinpe.convention("nerf", 24, axes=2, position_scale=0.125)'
 
 
+@pytest.mark.parametrize("name", ["mae2d", "detr2d", "hf2d", "cogvideo3d"])
+def test_centers_of_pixels(name: str) -> None:
+    """Fractional positions, one for all axes or one for each; flattened, and in 16 bits."""
+    grid = sinpe.convention(name, 192)
+    shape: tuple[int, ...] = (7, 8, 9)[: grid.ndim]
+    for firsts, dtype in (((0.5,) * 3, torch.float32), ((0.5, 0.0, 2.25), torch.float32), ((0.5,) * 3, torch.bfloat16)):
+        offsets = [first - axis.start for first, axis in zip(firsts, grid.axes, strict=False)]
+        at = sinpe.positions.grid(shape, grid) + torch.tensor(offsets)
+        held = sinpe.encode(at, grid).to(dtype)
+        match = sinpe.identify(held)[0]
+        assert match.start == (0.5 if len(set(firsts)) == 1 else firsts[: grid.ndim])
+        assert name in (match.name, *match.aliases) or grid.axes[0].start
+        rows = eval(match.code, {"sinpe": sinpe, "torch": torch})
+        assert float((rows - held.double()).abs().max()) == pytest.approx(match.max_error, abs=6e-8)
+        assert match.max_error < (6e-8 if dtype is torch.float32 else 4e-3)
+        flat = sinpe.identify(held.flatten(0, -2), shape=shape)[0]
+        assert (flat.code, flat.shape) == (match.code, shape)
+
+
+def test_centers_of_pixels_with_a_scale() -> None:
+    scales = (14 / 24, 14 / 28)
+    grid = sinpe.convention("mae2d", 64)
+    at = (sinpe.positions.grid((24, 28), grid).double() + 0.5) * torch.tensor(scales, dtype=torch.float64) - 0.5
+    match = sinpe.identify(sinpe.encode(at, grid))[0]
+    assert [axis.position_scale for axis in match.encoding.axes] == pytest.approx(scales, rel=EXACTLY)
+    assert match.start == pytest.approx([0.5 - 0.5 / scale for scale in scales]) and "interpolation" in match.note
+    rows = eval(match.code, {"sinpe": sinpe, "torch": torch})
+    assert float((rows - sinpe.encode(at, grid)).abs().max()) < 1e-6
+
+
 def test_names_of_the_same_grid_are_aliases() -> None:
     for name, fields, aliases in (
         ("mae2d", {}, ("monai2d",)),

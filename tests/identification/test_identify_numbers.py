@@ -61,6 +61,19 @@ def off_at(position: int, one: Encoding, other: Encoding) -> float:
     return float((next(values) - next(values)).abs().max())
 
 
+# Frequency 1 at another index than 0: the last one of ascending frequencies, or one before the first.
+OTHER_ENDS: list[tuple[Encoding, str]] = [
+    (Encoding(64, layout="sin_cos", base=1e-4, position_scale=10000 ** (-62 / 64)), "=10000**(-62/64), base=0.0001)"),
+    (Encoding(127, odd="pad", base=1e-4, position_scale=10000 ** (-124 / 126)), "=10000**(-124/126)"),
+    (
+        Encoding(128, layout="cos_sin", base=1 / 300, position_scale=300 ** (-126 / 128)),
+        "=300**(-126/128), base=1/300)",
+    ),
+    (Encoding(320, base=1e-4, position_scale=10000 ** (-318 / 320)), "=10000**(-318/320)"),
+    (Encoding(512, shift=1, layout="sin_cos", position_scale=10000 ** (-2 / 510)), "=10000**(-2/510))"),
+    (Encoding(768, layout="sin_cos", base=1e-4, position_scale=10000 ** (-766 / 768)), "=10000**(-766/768)"),
+    (Encoding(1024, base=500, position_scale=500 ** (-2 / 1024)), "=500**(-2/1024), base=500.0)"),
+]
 CODES: list[tuple[Encoding, str]] = [  # of exact float32 tables of 64 rows
     (sinpe.convention("t2t", 512, base=500.0), 'sinpe.convention("t2t", 512, base=500.0)'),
     (sinpe.convention("t2t", 64, start=2), 'sinpe.convention("fairseq", 64)'),
@@ -75,6 +88,7 @@ CODES: list[tuple[Encoding, str]] = [  # of exact float32 tables of 64 rows
     (sinpe.convention("paper", 64, base=1e-4), 'sinpe.convention("paper", 64, base=0.0001)'),
     (sinpe.convention("paper", 2), 'sinpe.convention("paper", 2)'),
     (sinpe.convention("nerf", 12, position_scale=0.25), 'sinpe.convention("nerf", 12, position_scale=0.25)'),
+    *OTHER_ENDS,
 ]
 
 
@@ -83,7 +97,7 @@ def test_exact_tables(encoding: Encoding, code: str) -> None:
     match = sinpe.identify(sinpe.table(64, encoding))[0]
     assert eval(match.code, {"sinpe": sinpe}) == match.encoding
     assert match.encoding.frequencies_radians() == pytest.approx(encoding.frequencies_radians(), rel=1e-15)
-    assert match.code == code or not code
+    assert match.code == code if code.startswith("sinpe") else code in match.code
 
 
 FIELDS: list[dict[str, Any]] = [
@@ -190,3 +204,55 @@ def test_uncertainty_of_16_bit_tables_is_reported() -> None:
     assert match.encoding.base != 256.5 and "gives its base to" in match.note
     assert "gives its base" not in sinpe.identify(sinpe.table(1000, Encoding(64, base=256.5), dtype=BFLOAT16))[0].note
     assert "gives its base" not in sinpe.identify(sinpe.table(10, Encoding(64, base=500), dtype=BFLOAT16))[0].note
+
+
+FRACTIONS: list[tuple[float, int, str, Encoding, torch.dtype]] = [  # first position, rows, positions as printed
+    (0.5, 300, "torch.arange(300) + 0.5", sinpe.convention("paper", 64), FLOAT32),
+    (0.5, 300, "torch.arange(300) + 0.5", sinpe.convention("t2t", 127), BFLOAT16),
+    (0.5, 300, "torch.arange(300) + 0.5", sinpe.convention("adm", 320, base=500.0), FLOAT16),
+    (-0.25, 64, "torch.arange(64) - 0.25", sinpe.convention("musicgen", 128), FLOAT32),
+    (1000.5, 300, "torch.arange(300) + 1000.5", sinpe.convention("paper_concat", 512, amplitude=0.1), FLOAT32),
+    (0.1, 300, "torch.arange(300).double() + 0.1", sinpe.convention("own_index", 768), torch.float64),
+    (0.5, 5, "torch.arange(5) + 0.5", sinpe.convention("paper", 1024), FLOAT32),
+    # (i + 0.5) / 2, linspace(0.3, 1.7, 50), and interpolation from 14 to 24
+    (0.5, 300, "torch.arange(300) + 0.5", sinpe.convention("paper", 64, position_scale=0.5), FLOAT32),
+    (10.5, 50, "torch.arange(50) + 10.5", sinpe.convention("paper", 64, position_scale=1 / 35), FLOAT32),
+    (0.5 - 12 / 14, 24, "torch.arange(24).double() - 0.357142857142857", Encoding(64, position_scale=14 / 24), FLOAT32),
+]
+
+
+@pytest.mark.parametrize(("first", "number", "printed", "encoding", "dtype"), FRACTIONS, ids=str)
+def test_fractional_first_positions(
+    first: float, number: int, printed: str, encoding: Encoding, dtype: torch.dtype
+) -> None:
+    """The printed line gives the rows, with the error that is reported."""
+    positions = torch.arange(number, dtype=torch.float64) + first
+    held = sinpe.encode(positions, encoding, dtype=torch.float64).to(dtype)
+    (match,) = sinpe.identify(held)
+    assert match.positions.startswith(printed) and f"sinpe.encode({match.positions}, " in match.code
+    assert match.start == pytest.approx(first, abs=1e-12) and f"start {match.start}" in str(match)
+    assert match.encoding.frequencies_radians() == pytest.approx(encoding.frequencies_radians(), rel=EXACTLY)
+    assert match.encoding.amplitude == encoding.amplitude
+    rows = eval(match.code, {"sinpe": sinpe, "torch": torch})
+    assert rows.shape == held.shape
+    assert float((rows - held.double()).abs().max()) == pytest.approx(match.max_error, abs=6e-8)
+    assert match.max_error <= {FLOAT32: 6e-8, FLOAT16: 5e-4, BFLOAT16: 4e-3, torch.float64: 1e-12}[dtype]
+    assert ("interpolation" in match.note) == (first == 0.5 - 12 / 14)
+
+
+def test_fractional_positions_of_a_float32_formula() -> None:
+    angle = (torch.arange(2000.0)[:, None] + 0.5) * torch.exp(torch.arange(0, 128, 2) * (-math.log(10000.0) / 128))
+    match = sinpe.identify(torch.stack([angle.sin(), angle.cos()], -1).flatten(1))[0]
+    assert (match.name, match.start, match.encoding) == ("paper", 0.5, Encoding(128))
+    assert match.float32_angle == "float32_exp" and match.max_error > 1e-5
+
+
+def test_integer_positions_are_preferred() -> None:
+    """To the fraction of the nearest fit; a table of one or two frequencies fits some fraction by chance."""
+    for start in (0, 7, 20_000):
+        match = check(naive("exp", 200, Encoding(64, start=start)), Encoding(64, start=start))
+        assert type(match.start) is int and match.positions == ""
+    for seed in range(8):
+        phase = 6 * torch.rand(2, generator=torch.Generator().manual_seed(seed))
+        angle = torch.arange(64.0)[:, None] * torch.tensor([1.0, 0.01]) + phase
+        assert not sinpe.identify(torch.stack([angle.sin(), angle.cos()], -1).flatten(1))

@@ -223,6 +223,8 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], str, str, str]] = {
     "with a row of zeros": (lambda: SinusoidalTable(F.pad(naive(), (0, 0, 1, 0))), "", "paper", "rows of it are zero"),
     "short": (lambda: SinusoidalTable(naive(4)), "", "paper", "too short"),
     "noise": (lambda: SinusoidalTable(noise(ROWS, DIM)), "", "", "no convention that identify knows"),
+    "fractional positions": (lambda: holding(BatchFirst(0.0), pe=sinpe.encode(torch.arange(ROWS) + 0.5, DIM)[None]),
+                             "", "", r"`pe` has rows at fractional positions, torch.arange\(60\) \+ 0.5"),
     "two grids and a layer": (Autoencoder, "", "mae2d", r"^`a` holds mae2d, 37 rows; .*`patches`.*; `b` holds mae2d"),
     "a grid": (lambda: SinusoidalTable(sinpe.table((12, 12), sinpe.convention("hf2d", 32), flatten=True)[None]),
                "", "hf2d", "grids are not replaced"),

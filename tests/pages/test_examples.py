@@ -88,12 +88,18 @@ def test_aoti_package(tmp_path: Path) -> None:
     assert without_numbers(printed) in [without_numbers(block.code) for block in pages.blocks(section, "")], printed
 
 
-def test_first_ten_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    code = (EXAMPLES / "jit_research.py").read_text(encoding="utf-8")
-    assert sum(bool(line) and not line.startswith(("import", "from", '"')) for line in code.splitlines()) <= 10
-    exec(compile(code, "jit_research.py", "exec"), {"__name__": "__main__"})
+def test_first_ten_lines_use_the_clone_without_installation(tmp_path: Path) -> None:
+    """From any folder, and even if another copy is installed."""
+    lines = (EXAMPLES / "jit_research.py").read_text(encoding="utf-8").splitlines()
+    assert sum(bool(line) and not line.startswith(("import", "from", '"')) for line in lines) <= 10
+    for name in ("sinpe_ext", "examples"):
+        shutil.copytree(pages.ROOT / name, tmp_path / "clone" / name)
+    code = "import runpy, sys; runpy.run_path(sys.argv[1]); print(sys.modules['sinpe_ext'].__file__)"
+    command = [sys.executable, "-c", code, tmp_path / "clone/examples/jit_research.py"]
+    printed = execute(command, env=library_environment(PYTHONPATH=None), cwd=tmp_path).stdout
     backend = sinpe_ext.backend_info().device("cpu").backend
-    assert f"(8, 128, 256) by the {backend} backend" in capsys.readouterr().out
+    assert f"(8, 128, 256) by the {backend} backend" in printed
+    assert printed.splitlines()[-1] == str(tmp_path / "clone/sinpe_ext/__init__.py")
 
 
 def test_page_lists_every_example() -> None:

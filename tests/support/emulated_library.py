@@ -39,6 +39,7 @@ def load() -> None:
         path, facts = jit.find_or_compile(
             "emulated",
             facts,
+            because="for the tests",
             sources=[str(path) for path in forwarding_sources(Path(folder))],
             extra_include_paths=sources.include_directories(root),
             extra_cflags=flags(),
