@@ -50,6 +50,10 @@ class RowMaker {
       for (int64_t r = 0; r < n; ++r) one(integer_position(position + r), out + r * stride);
       return;
     }
+    if (position == 0) {
+      row_at_zero(out);
+      ++position, --n, out += stride;
+    }
     while (n > 0) {
       const int64_t k = begin(position, n);
       kernels_.of<T>().rotate(*state_, position, k, out, stride, stores_);
@@ -140,6 +144,17 @@ class RowMaker {
       }
     }
     since_anchor_ = 0;
+  }
+
+  // Its cosines are the amplitude. A walk would find their roundings undecided, since their bounds differ in the exponent, and
+  // would be repeated for all of its rows.
+  template <class T>
+  void row_at_zero(T* row) const {
+    const int64_t step = plan_.interleaved ? 2 : 1, second = plan_.interleaved ? 1 : plan_.n0;
+    const float sine = static_cast<float>(plan_.amplitude * 0.0), cosine = static_cast<float>(plan_.amplitude);
+    for (int64_t i = 0; i < plan_.n0; ++i) round_store(row + i * step, plan_.q0 != 0 ? cosine : sine);
+    for (int64_t i = 0; i < plan_.n1; ++i) round_store(row + second + i * step, plan_.q1 != 0 ? cosine : sine);
+    zero_tail(plan_, row);
   }
 
   template <class Real>
