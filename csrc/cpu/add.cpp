@@ -9,7 +9,9 @@
 namespace sinpe {
 namespace {
 
-constexpr int64_t kElementsAtOnce = 2048;  // of rows that a kernel takes together
+// Rows of at most kShortRow channels are repeated, so that a kernel call has more elements; repeating longer ones costs more
+// than the calls (Zen 5).
+constexpr int64_t kShortRow = 256, kElementsAtOnce = 1024;
 
 // One thread's work on a tile of rows: `pe` has the encoding, which is added to each slice of x. By channels, a row has one
 // channel at consecutive positions, to which the strides of the padding mask belong.
@@ -128,7 +130,7 @@ class TileAdder {
   // Slices that one call of a kernel takes, with the row of the encoding as often: rows of a few channels that follow each other.
   int64_t slices_at_once(const T* const* x, const T* const* out, const uint64_t* rng_offset, int64_t count) {
     const int64_t dim = shape_.dim, most = std::min(count, kElementsAtOnce / dim);
-    if (!can_stream_ || most < 2) return 1;
+    if (!can_stream_ || dim > kShortRow || most < 2) return 1;
     for (int64_t k = 1; k < count; ++k) {
       const bool drop_alike =
           a_.dropout.drop_threshold == 0 || rng_offset[k] == rng_offset[0] + static_cast<uint64_t>(k * dim);
