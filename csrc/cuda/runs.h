@@ -513,23 +513,9 @@ sinpe_status run_rows(const DevicePlan& plan, const sinpe_add_arguments& a, cons
   });
 }
 
-// Instantiated in runs_consecutive.cu, runs_integer.cu and runs_float.cu, which compile at the same time.
-#define SINPE_RUN_ROWS(kind, adds)                                                                                \
-  template sinpe_status run_rows<kind, adds>(const DevicePlan&, const sinpe_add_arguments&, const DeviceScalars&, \
-                                             Stream)
-extern SINPE_RUN_ROWS(PositionKind::kConsecutive, false);
-extern SINPE_RUN_ROWS(PositionKind::kConsecutive, true);
-extern SINPE_RUN_ROWS(PositionKind::kInteger, false);
-extern SINPE_RUN_ROWS(PositionKind::kInteger, true);
-extern SINPE_RUN_ROWS(PositionKind::kFloat, false);
-extern SINPE_RUN_ROWS(PositionKind::kFloat, true);
-
-template <bool kAdds>
-sinpe_status run_rows(const DevicePlan& plan, const sinpe_add_arguments& a, const DeviceScalars& scalars,
-                      Stream stream) {
-  return a.position_dtype == SINPE_INT64 ? run_rows<PositionKind::kInteger, kAdds>(plan, a, scalars, stream)
-                                         : run_rows<PositionKind::kFloat, kAdds>(plan, a, scalars, stream);
-}
+// run_rows<..., true>, whatever the positions.
+sinpe_status add_rows(const DevicePlan& plan, const sinpe_add_arguments& a, const DeviceScalars& scalars,
+                      Stream stream);
 
 }  // namespace cuda
 }  // namespace sinpe
