@@ -44,6 +44,8 @@ struct Plan {
     *cosine = (second ? q1 : q0) != 0;
     return i < (second ? n1 : n0) ? oscillator(second ? 1 : 0, i) : -1;
   }
+  // Whether each oscillator provides the sine and the cosine of a pair of channels.
+  SINPE_HD bool are_pairs() const { return shared && q0 != q1 && n0 == n1 && dim == 2 * n0; }
   SINPE_HD Frequency frequency(int64_t osc) const {
     return {static_cast<uint64_t>(frac_hi[osc]), static_cast<uint64_t>(frac_lo[osc]), whole[osc], turns_hi[osc],
             turns_lo[osc]};

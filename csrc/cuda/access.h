@@ -173,6 +173,14 @@ SINPE_HD void load(const T* row, int64_t first, int64_t step, Range range, Raw<T
   }
 }
 
+// The same as values, from contiguous elements.
+template <bool kAligned, int N, class Real>
+SINPE_HD void load_values(const Real* from, Range range, Real (&v)[N]) {
+  Raw<Real, N> raw;
+  load<Real, N, kAligned>(from, 0, 1, range, &raw);
+  raw.values(v);
+}
+
 template <class T, int N, bool kAligned = false>
 SINPE_HD void store(T* row, int64_t first, int64_t step, Range range, const accumulate_t<T>* v) {
   constexpr int kEach = 16 / static_cast<int>(sizeof(T));

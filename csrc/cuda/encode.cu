@@ -3,7 +3,7 @@
 #include "cuda/runs.h"
 
 template sinpe_status sinpe::cuda::apply_few<sinpe::cuda::Source::kNone>(const DevicePlan&, const sinpe_add_arguments&,
-                                                                         const Data&, Stream);
+                                                                         Data, Stream);
 
 sinpe_status sinpe::cuda::encode(const DevicePlan& plan, const void* positions, sinpe_dtype position_dtype,
                                  int64_t count, sinpe_dtype dtype, void* out, int64_t row_stride, Stream stream) {

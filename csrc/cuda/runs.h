@@ -176,10 +176,10 @@ struct Runs {
     return {first, position_step * row_step()};
   }
 
-  // Whether every oscillator provides a sine and a cosine, and each thread has kOsc of them.
+  // Whether there are pairs, in the order of memory, and each thread has kOsc of them.
   SINPE_HD bool are_pairs(const Plan& plan) const {
-    return plan.shared && (plan.interleaved ? plan.q0 < plan.q1 : plan.q0 != plan.q1) && plan.n0 == plan.n1 &&
-           plan.dim == 2 * plan.n0 && plan.n_osc == static_cast<int64_t>(threads.d) * kOsc;
+    return plan.are_pairs() && !(plan.interleaved && plan.q0 != 0) &&
+           plan.n_osc == static_cast<int64_t>(threads.d) * kOsc;
   }
 
   SINPE_HD Real factor() const {
