@@ -139,6 +139,10 @@ struct Raw {
   static constexpr int kEach = 16 / static_cast<int>(sizeof(T));
   Bytes16 b[N / kEach];
 
+  SINPE_HD void fill(uint32_t word) {
+    SINPE_UNROLLED
+    for (int k = 0; k < N / kEach; ++k) b[k] = {{word, word, word, word}};
+  }
   SINPE_HD void set(int k, T value) {
     uint32_t* w = b[k / kEach].w;
     const int i = k % kEach;

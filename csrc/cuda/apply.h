@@ -272,7 +272,7 @@ struct Apply {
         if (exists[k]) {
           load<T, kGroup, kAligned>(from, first, s.of_x.channel, range, &raw[k]);
         } else {
-          raw[k] = {};
+          raw[k].fill(kDrop ? 0 : 0x7fff7fff);  // NaN in every type, and so is its sum
         }
       }
       // While these loads are in flight. The branch keeps the compiler from serialising the loads of the mask.
@@ -325,7 +325,7 @@ struct Apply {
       const bool padded = !kSimple && (kAligned ? padding != 0 : (padding >> k & 1) != 0);
       if constexpr (kEncoded) v[k] = padded ? v[k] : v[k] + pe[k];
       if constexpr (kDrop) v[k] = drawn.keeps(k, s.drop_limit) ? v[k] * dropout_scale : Real{0};
-      if constexpr (kSource == Source::kRows) v[k] = exists ? v[k] : static_cast<Real>(quiet_nan());
+      if constexpr (kSource == Source::kRows && kDrop) v[k] = exists ? v[k] : static_cast<Real>(quiet_nan());
     }
   }
 };
