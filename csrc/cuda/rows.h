@@ -65,10 +65,12 @@ struct RowPositions {
 
   // Sets *p to the position of a row; returns false if it is NaN, infinite or beyond int64.
   SINPE_HD bool at(const DevicePlan& plan, int64_t batch, int64_t row, Position* p) const {
+    return at(positions == nullptr && plan.n_words >= kPlanHeaderWords ? plan.packed[8] : 0, batch, row, p);
+  }
+  SINPE_HD bool at(int64_t plan_start, int64_t batch, int64_t row, Position* p) const {
     int64_t value = 0;
     bool exists = true;
     if (positions == nullptr) {
-      const int64_t plan_start = plan.n_words >= kPlanHeaderWords ? plan.packed[8] : 0;
       exists = add_positions(plan_start, start, &value) && add_positions(value, row, &value);
     } else if (are_starts) {
       exists = add_positions(static_cast<const int64_t*>(positions)[batch * strides[0]], row, &value);
