@@ -76,8 +76,8 @@ SINPE_HD Plan read_plan(const int64_t* packed_plan, const int64_t* header) {
 }
 SINPE_HD Plan read_plan(const int64_t* packed_plan) { return read_plan(packed_plan, packed_plan); }
 
-// Unpacks `packed_plan` into `plan`. Returns false if it is not a plan of this version. Checks every count that the
-// kernels use later.
+// Unpacks `packed_plan` into `plan`. Returns false, and no oscillators, if it is not a plan of this version. Checks every
+// count that the kernels use later.
 SINPE_HD bool decode_plan(const int64_t* packed_plan, int64_t n_words, Plan* plan) {
   if (packed_plan == nullptr || n_words < kPlanHeaderWords) return false;
   int64_t header[kPlanHeaderWords];
@@ -92,7 +92,8 @@ SINPE_HD bool decode_plan(const int64_t* packed_plan, int64_t n_words, Plan* pla
   good &= bit_cast<double>(header[10]) >= 0.0;
   good &= !interleaved | (n0 - n1 <= 1);
   good &= (n == (shared ? (n0 > n1 ? n0 : n1) : n0 + n1)) & (count(1) == kPlanHeaderWords + kPlanArrays * n);
-  if (good) *plan = read_plan(packed_plan, header);
+  header[7] = good ? header[7] : 0;
+  *plan = read_plan(packed_plan, header);
   return good;
 }
 

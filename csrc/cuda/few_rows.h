@@ -61,10 +61,11 @@ struct FewRows {
         s.padding_mask != nullptr && s.padding_mask[sample * s.mask_strides[0] + row * s.mask_strides[1]] != 0;
     Real by = alpha;
     if (s.scalars.alpha != nullptr) by = static_cast<Real>(value_of(s.scalars.alpha, s.scalars.alpha_dtype));
+    const uint64_t position = positions.load(sample, row);
     Plan plan{};
     const bool usable = decode_plan(packed_plan.packed, packed_plan.n_words, &plan) && plan.dim == packed_plan.dim;
     Position p{};
-    const bool exists = positions.at(plan.start, sample, row, &p);
+    const bool exists = positions.at(position, plan.start, row, &p);
     // Two channels of one oscillator, if there are such pairs.
     const bool halves = usable && plan.shared && !plan.interleaved && plan.dim == 2 * plan.n0;
     const int64_t c[2] = {halves ? across : 2 * across, halves ? across + plan.n0 : 2 * across + 1};

@@ -63,28 +63,33 @@ struct RowPositions {
   int64_t strides[2];
   int64_t start, rows;  // per sample
 
-  // Sets *p to the position of a row; returns false if it is NaN, infinite or beyond int64.
-  SINPE_HD bool at(const DevicePlan& plan, int64_t batch, int64_t row, Position* p) const {
-    return at(positions == nullptr && plan.n_words >= kPlanHeaderWords ? plan.packed[8] : 0, batch, row, p);
+  // What is loaded for the position of a row: its bits, or those of its sample's start. A device does not wait for it
+  // yet.
+  SINPE_HD uint64_t load(int64_t batch, int64_t row) const {
+    if (positions == nullptr) return 0;
+    const int64_t i = batch * strides[0] + (are_starts ? 0 : row * strides[1]);
+    if (dtype == SINPE_FLOAT32) return static_cast<const uint32_t*>(positions)[i];
+    return static_cast<const uint64_t*>(positions)[i];
   }
-  SINPE_HD bool at(int64_t plan_start, int64_t batch, int64_t row, Position* p) const {
-    int64_t value = 0;
+  // Sets *p to the position of a row; returns false if it is NaN, infinite or beyond int64.
+  SINPE_HD bool at(uint64_t loaded, int64_t plan_start, int64_t row, Position* p) const {
+    int64_t value = static_cast<int64_t>(loaded);
     bool exists = true;
     if (positions == nullptr) {
       exists = add_positions(plan_start, start, &value) && add_positions(value, row, &value);
     } else if (are_starts) {
-      exists = add_positions(static_cast<const int64_t*>(positions)[batch * strides[0]], row, &value);
-    } else {
-      const int64_t i = batch * strides[0] + row * strides[1];
-      if (dtype != SINPE_INT64) {
-        *p = float_position(dtype == SINPE_FLOAT32 ? static_cast<double>(static_cast<const float*>(positions)[i])
-                                                   : static_cast<const double*>(positions)[i]);
-        return p->d - p->d == 0.0;
-      }
-      value = static_cast<const int64_t*>(positions)[i];
+      exists = add_positions(value, row, &value);
+    } else if (dtype != SINPE_INT64) {
+      *p = float_position(dtype == SINPE_FLOAT32 ? static_cast<double>(bit_cast<float>(low_half(loaded)))
+                                                 : bit_cast<double>(loaded));
+      return p->d - p->d == 0.0;
     }
     *p = integer_position(value);
     return exists;
+  }
+  SINPE_HD bool at(const DevicePlan& plan, int64_t batch, int64_t row, Position* p) const {
+    const int64_t plan_start = positions == nullptr && plan.n_words >= kPlanHeaderWords ? plan.packed[8] : 0;
+    return at(load(batch, row), plan_start, row, p);
   }
 };
 
