@@ -48,52 +48,57 @@ struct Plan {
     *cosine = (second ? q1 : q0) != 0;
     return i < (second ? n1 : n0) ? oscillator(second ? 1 : 0, i) : -1;
   }
+  // Whether each oscillator provides the sine and the cosine of a pair of channels.
+  SINPE_HD bool are_pairs() const { return shared && q0 != q1 && n0 == n1 && dim == 2 * n0; }
   SINPE_HD Frequency frequency(int64_t osc) const {
     return {static_cast<uint64_t>(frac_hi[osc]), static_cast<uint64_t>(frac_lo[osc]), whole[osc], turns_hi[osc],
             turns_lo[osc]};
   }
 };
 
-// The plan in `packed_plan`, unchecked: decode_plan() must have accepted it before.
-SINPE_HD Plan read_plan(const int64_t* packed_plan) {
-  const int64_t n = packed_plan[7], flags = packed_plan[5];
+// The plan in `packed_plan`, unchecked: decode_plan() must have accepted it before. `header`: its first words, or a copy.
+SINPE_HD Plan read_plan(const int64_t* packed_plan, const int64_t* header) {
+  const int64_t n = header[7], flags = header[5];
   const int64_t* arrays = packed_plan + kPlanHeaderWords;
   // The last two arrays were written as doubles, so they are read as such.
-  return {packed_plan[2],
-          packed_plan[3],
-          packed_plan[4],
+  return {header[2],
+          header[3],
+          header[4],
           n,
-          packed_plan[8],
+          header[8],
           (flags & 1) != 0,
           (flags & 2) != 0,
           static_cast<int>(flags >> 2 & 1),
           static_cast<int>(flags >> 3 & 1),
-          bit_cast<double>(packed_plan[6]),
-          bit_cast<double>(packed_plan[10]),
+          bit_cast<double>(header[6]),
+          bit_cast<double>(header[10]),
           arrays,
           arrays + n,
           arrays + 2 * n,
           reinterpret_cast<const double*>(arrays + 3 * n),
           reinterpret_cast<const double*>(arrays + 4 * n)};
 }
+SINPE_HD Plan read_plan(const int64_t* packed_plan) { return read_plan(packed_plan, packed_plan); }
 
-// Unpacks `packed_plan` into `plan`. Returns false if it is not a plan of this version. Checks every count that the
-// kernels use later.
+// Unpacks `packed_plan` into `plan`. Returns false, and no oscillators, if it is not a plan of this version. Checks every
+// count that the kernels use later.
 SINPE_HD bool decode_plan(const int64_t* packed_plan, int64_t n_words, Plan* plan) {
   if (packed_plan == nullptr || n_words < kPlanHeaderWords) return false;
-  int64_t header[kPlanHeaderWords];  // loaded together, so that a device waits once instead of once per condition
+  int64_t header[kPlanHeaderWords];
   for (int64_t k = 0; k < kPlanHeaderWords; ++k) header[k] = packed_plan[k];
-  if (header[0] != kPlanMagic || header[1] != n_words) return false;
-  const int64_t dim = header[2], n0 = header[3], n1 = header[4], flags = header[5], n = header[7];
+  // No early return: a compiler would load each word only after the branch before it, and a device would wait for each.
+  // Unsigned, so that sums and differences of invalid counts wrap; a negative count is larger than any valid one.
+  const auto count = [&](int k) { return static_cast<uint64_t>(header[k]); };
+  const uint64_t dim = count(2), n0 = count(3), n1 = count(4), flags = count(5), n = count(7);
   const bool interleaved = (flags & 1) != 0, shared = (flags & 2) != 0;
-  if (flags < 0 || flags > 15 || dim < 1 || dim > kMaxDim || n0 < 0 || n1 < 0 || n0 > dim || n1 > dim - n0)
-    return false;
-  if (!(bit_cast<double>(header[10]) >= 0.0)) return false;
-  if (interleaved && n0 != n1 && n0 != n1 + 1) return false;
-  if (n != (shared ? (n0 > n1 ? n0 : n1) : n0 + n1)) return false;
-  if (n_words != kPlanHeaderWords + kPlanArrays * n) return false;
-  *plan = read_plan(packed_plan);
-  return true;
+  bool good = (header[0] == kPlanMagic) & (header[1] == n_words) & (flags <= 15);
+  good &= (dim - 1 < static_cast<uint64_t>(kMaxDim)) & (n0 <= dim) & (n1 <= dim - n0);
+  good &= bit_cast<double>(header[10]) >= 0.0;
+  good &= !interleaved | (n0 - n1 <= 1);
+  good &= (n == (shared ? (n0 > n1 ? n0 : n1) : n0 + n1)) & (count(1) == kPlanHeaderWords + kPlanArrays * n);
+  header[7] = good ? header[7] : 0;
+  *plan = read_plan(packed_plan, header);
+  return good;
 }
 
 }  // namespace sinpe

@@ -139,6 +139,10 @@ struct Raw {
   static constexpr int kEach = 16 / static_cast<int>(sizeof(T));
   Bytes16 b[N / kEach];
 
+  SINPE_HD void fill(uint32_t word) {
+    SINPE_UNROLLED
+    for (int k = 0; k < N / kEach; ++k) b[k] = {{word, word, word, word}};
+  }
   SINPE_HD void set(int k, T value) {
     uint32_t* w = b[k / kEach].w;
     const int i = k % kEach;
@@ -171,6 +175,14 @@ SINPE_HD void load(const T* row, int64_t first, int64_t step, Range range, Raw<T
     SINPE_UNROLLED
     for (int k = 0; k < N; ++k) raw->set(k, k >= range.from && k < range.to ? p[k * step] : T{});
   }
+}
+
+// The same as values, from contiguous elements.
+template <bool kAligned, int N, class Real>
+SINPE_HD void load_values(const Real* from, Range range, Real (&v)[N]) {
+  Raw<Real, N> raw;
+  load<Real, N, kAligned>(from, 0, 1, range, &raw);
+  raw.values(v);
 }
 
 template <class T, int N, bool kAligned = false>

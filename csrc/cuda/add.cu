@@ -48,9 +48,6 @@ sinpe_status sinpe::cuda::add(const DevicePlan& plan, const sinpe_add_arguments&
   const Data s = data_of(a, scalars);
   if (are_few(a)) return apply_few<Source::kStrided>(plan, a, s, stream);
   sinpe_add_arguments flat;
-  if (flatten(a, &flat)) {
-    return a.positions == nullptr ? run_rows<PositionKind::kConsecutive, true>(plan, flat, scalars, stream)
-                                  : run_rows<true>(plan, flat, scalars, stream);
-  }
+  if (flatten(a, &flat)) return add_rows(plan, flat, scalars, stream);
   return apply<Source::kStrided>(plan, a, s, stream);
 }

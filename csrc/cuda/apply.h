@@ -22,25 +22,30 @@ struct Strides {
   int64_t row, channel;
 };
 
-// The parameters of a call that describe its data.
+// Those of a tensor with one dimension before the sequence.
+struct FlatStrides {
+  int64_t slice, row, channel;
+};
+
+// The parameters of a call that describe its data. A kernel's arguments are loaded from memory, too: what every call of
+// few elements reads (cuda/few_rows.h) comes first, side by side.
 struct Data {
   const void* x;
   void* out;
-  const int64_t* ids;
-  int64_t num_embeddings, weight_stride;
-  const uint8_t* padding_mask;
-  int64_t mask_strides[2];
-  int32_t dims;  // number of dimensions before the sequence
-  int64_t sizes[kSliceDims];
-  Strides of_x, of_out, of_ids, of_rng_offsets;
-  uint64_t first_rng_offset;
-  double scale, alpha;
-  DeviceScalars scalars;
-  uint64_t seed;
-  uint32_t drop_limit;
-  double dropout_scale;
+  FlatStrides flat_x, flat_out, flat_ids, flat_rng_offsets;  // of few elements
   // Number of slices: batch * middle, or middle if the rows of tiles include the batch.
   int64_t middle, slices;
+  const uint8_t* padding_mask;
+  int64_t mask_strides[2];
+  DeviceScalars scalars;
+  int32_t dims;  // number of dimensions before the sequence
+  uint32_t drop_limit;
+  const int64_t* ids;
+  int64_t num_embeddings, weight_stride;
+  uint64_t first_rng_offset, seed;
+  double scale, alpha, dropout_scale;
+  int64_t sizes[kSliceDims];
+  Strides of_x, of_out, of_ids, of_rng_offsets;
   Divisor tiles;    // number of tiles
   int64_t part;     // slices per block, at most kMaxSlices
   bool misaligned;  // some row of the result begins at a misaligned address
@@ -267,7 +272,7 @@ struct Apply {
         if (exists[k]) {
           load<T, kGroup, kAligned>(from, first, s.of_x.channel, range, &raw[k]);
         } else {
-          raw[k] = {};
+          raw[k].fill(kDrop ? 0 : 0x7fff7fff);  // NaN in every type, and so is its sum
         }
       }
       // While these loads are in flight. The branch keeps the compiler from serialising the loads of the mask.
@@ -280,7 +285,7 @@ struct Apply {
       for (int k = 0; k < kInFlight && kDrop; ++k)
         drawn[k] = draw_of(rng_offset + shared.slice[at(k)].rng_offset, first, shared);
       Real pe[kGroup];
-      if constexpr (kEncoded) load_encoding(encoding, range, pe);
+      if constexpr (kEncoded) load_values<kAligned>(encoding, range, pe);
       SINPE_UNROLLED
       for (int k = 0; k < kInFlight; ++k) {
         Real v[kGroup];
@@ -297,21 +302,6 @@ struct Apply {
     if constexpr (kAligned) return shared.draws.counter(rng_offset);
     const uint64_t step = static_cast<uint64_t>(s.of_rng_offsets.channel);
     return shared.draws.of(rng_offset + static_cast<uint64_t>(first) * step, step);
-  }
-
-  SINPE_HD void load_encoding(const Real* from, Range range, Real* pe) const {
-    constexpr int kEach = 16 / static_cast<int>(sizeof(Real));
-    if (kAligned || (range.from == 0 && range.to == kGroup && is_aligned(from))) {
-      SINPE_UNROLLED
-      for (int k = 0; k < kGroup / kEach; ++k) {
-        const Bytes16 b =
-            reinterpret_cast<const Bytes16*>(from)[k];  // a local copy: by reference it would be loaded in 32-bit words
-        unpack<Real>(b, pe + k * kEach);
-      }
-    } else if constexpr (!kAligned) {
-      SINPE_UNROLLED
-      for (int k = 0; k < kGroup; ++k) pe[k] = k >= range.from && k < range.to ? from[k] : Real{0};
-    }
   }
 
   // Padding bits of a group's elements: all or none if they share a position.
@@ -335,7 +325,7 @@ struct Apply {
       const bool padded = !kSimple && (kAligned ? padding != 0 : (padding >> k & 1) != 0);
       if constexpr (kEncoded) v[k] = padded ? v[k] : v[k] + pe[k];
       if constexpr (kDrop) v[k] = drawn.keeps(k, s.drop_limit) ? v[k] * dropout_scale : Real{0};
-      if constexpr (kSource == Source::kRows) v[k] = exists ? v[k] : static_cast<Real>(quiet_nan());
+      if constexpr (kSource == Source::kRows && kDrop) v[k] = exists ? v[k] : static_cast<Real>(quiet_nan());
     }
   }
 };

@@ -172,16 +172,29 @@ sinpe_status apply(const DevicePlan& plan, const sinpe_add_arguments& a, const D
 // Whether the kernel for few elements is used, and its launch.
 inline bool are_few(const sinpe_add_arguments& a) { return Shape(a).elements() <= kFewElements * multiprocessors(); }
 template <Source kSource>
-sinpe_status apply_few(const DevicePlan& plan, const sinpe_add_arguments& a, const Data& s, Stream stream) {
+sinpe_status apply_few(const DevicePlan& plan, const sinpe_add_arguments& a, Data s, Stream stream) {
+  const Shape shape(a);
+  const auto flat = [](const Strides& t) { return FlatStrides{t.slice[0], t.row, t.channel}; };
+  s.flat_x = flat(s.of_x), s.flat_out = flat(s.of_out), s.flat_ids = flat(s.of_ids);
+  s.flat_rng_offsets = flat(s.of_rng_offsets);
+  s.middle = shape.middle, s.slices = shape.batch * shape.middle;
   return with_arithmetic(a.dtype, [&](auto type, auto arithmetic) {
     using Body = FewRows<decltype(type), decltype(arithmetic), kSource>;
-    const Shape shape(a);
-    const int64_t items = shape.batch * shape.middle * shape.rows * ((shape.dim + 1) / 2);
-    return launch(Body(plan, positions_of(a), shape, s, a.dropout.drop_threshold != 0),
-                  (items + Body::kThreads - 1) / Body::kThreads, stream);
+    using Real = typename Body::Real;
+    const Body body{plan,
+                    positions_of(a),
+                    Divisor(static_cast<uint32_t>((shape.dim + 1) / 2)),
+                    Divisor(static_cast<uint32_t>(shape.rows)),
+                    static_cast<Real>(s.scale),
+                    static_cast<Real>(s.alpha),
+                    static_cast<Real>(s.dropout_scale),
+                    a.dropout.drop_threshold != 0,
+                    s};
+    const int64_t items = s.slices * shape.rows * body.threads.d;
+    return launch(body, (items + Body::kThreads - 1) / Body::kThreads, stream);
   });
 }
-extern template sinpe_status apply_few<Source::kNone>(const DevicePlan&, const sinpe_add_arguments&, const Data&,
+extern template sinpe_status apply_few<Source::kNone>(const DevicePlan&, const sinpe_add_arguments&, Data,
                                                       Stream);  // in encode.cu
 
 // Arguments for the rows of an encoding alone: (count, dim), with rows `row_stride` elements apart.

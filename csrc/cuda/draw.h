@@ -1,6 +1,7 @@
 // Random numbers of dropout, eight elements at a time.
 #pragma once
 
+#include "core/phase.h"
 #include "core/philox.h"
 
 namespace sinpe {
@@ -28,31 +29,27 @@ SINPE_HD Draw draw_counter(uint64_t e, const Keys& keys) {
            static_cast<uint32_t>(x.x3)}};
 }
 
+SINPE_HD uint128 bits_of(const Draw& d) {
+  const uint32_t* w = d.words;
+  return static_cast<uint128>(uint64_t{w[3]} << 32 | w[2]) << 64 | (uint64_t{w[1]} << 32 | w[0]);
+}
+SINPE_HD Draw draw_from(uint128 bits) {
+  return {{static_cast<uint32_t>(bits), static_cast<uint32_t>(bits >> 32), static_cast<uint32_t>(bits >> 64),
+           static_cast<uint32_t>(bits >> 96)}};
+}
+
 SINPE_HD_RARE Draw draw_one_by_one(uint64_t e, uint64_t step, uint64_t seed) {
-  uint64_t half[2] = {0, 0};
+  uint128 bits = 0;
   SINPE_ROLLED
-  for (int k = 0; k < 4; ++k, e += step) {
-    half[0] |= static_cast<uint64_t>(philox_lane(e, seed)) << 16 * k;
-    half[1] |= static_cast<uint64_t>(philox_lane(e + 4 * step, seed)) << 16 * k;
-  }
-  return {{static_cast<uint32_t>(half[0]), static_cast<uint32_t>(half[0] >> 32), static_cast<uint32_t>(half[1]),
-           static_cast<uint32_t>(half[1] >> 32)}};
+  for (int k = 0; k < 8; ++k)
+    bits = bits >> 16 | static_cast<uint128>(philox_lane(e + static_cast<uint64_t>(k) * step, seed)) << 112;
+  return draw_from(bits);
 }
 
 // The elements e, e + 1, ... across two counters.
 SINPE_HD_RARE Draw draw_across(uint64_t e, uint64_t seed) {
-  const Draw low = draw_counter(e, seed), high = draw_counter(e + 8, seed);
-  uint32_t w[8] = {low.words[0],  low.words[1],  low.words[2],  low.words[3],
-                   high.words[0], high.words[1], high.words[2], high.words[3]};
-  const uint32_t first = static_cast<uint32_t>(e >> 1) & 3;
-  SINPE_UNROLLED
-  for (int k = 0; k < 6; ++k) w[k] = (first & 2) != 0 ? w[k + 2] : w[k];
-  SINPE_UNROLLED
-  for (int k = 0; k < 5; ++k) w[k] = (first & 1) != 0 ? w[k + 1] : w[k];
-  Draw d;
-  SINPE_UNROLLED
-  for (int k = 0; k < 4; ++k) d.words[k] = (e & 1) != 0 ? w[k] >> 16 | w[k + 1] << 16 : w[k];
-  return d;
+  const int low = static_cast<int>(e & 7) * 16;
+  return draw_from(bits_of(draw_counter(e, seed)) >> low | bits_of(draw_counter(e + 8, seed)) << (128 - low));
 }
 
 // The seed and its round keys, shared by the threads of a block: in shared memory the keys need no registers.

@@ -3,7 +3,7 @@
 #include "cuda/runs.h"
 
 template sinpe_status sinpe::cuda::apply_few<sinpe::cuda::Source::kNone>(const DevicePlan&, const sinpe_add_arguments&,
-                                                                         const Data&, Stream);
+                                                                         Data, Stream);
 
 sinpe_status sinpe::cuda::encode(const DevicePlan& plan, const void* positions, sinpe_dtype position_dtype,
                                  int64_t count, sinpe_dtype dtype, void* out, int64_t row_stride, Stream stream) {
@@ -15,5 +15,7 @@ sinpe_status sinpe::cuda::encode(const DevicePlan& plan, const void* positions, 
   bool empty;
   const sinpe_status status = check(plan, a, &empty);
   if (status != SINPE_OK || empty) return status;
-  return are_few(a) ? apply_few<Source::kNone>(plan, a, data_of(a, {}), stream) : run_rows<false>(plan, a, {}, stream);
+  if (are_few(a)) return apply_few<Source::kNone>(plan, a, data_of(a, {}), stream);
+  return position_dtype == SINPE_INT64 ? run_rows<PositionKind::kInteger, false>(plan, a, {}, stream)
+                                       : run_rows<PositionKind::kFloat, false>(plan, a, {}, stream);
 }

@@ -20,12 +20,6 @@ SINPE_HD_RARE Sample<typename Arithmetic::Real> decided_sample(const int64_t* pa
   return decided_sample<Arithmetic>(read_plan(packed_plan), packed_plan, osc, p);
 }
 
-// Strides of a tensor with one dimension before the sequence.
-struct FlatStrides {
-  int64_t slice, row, channel;
-  explicit FlatStrides(const Strides& t) : slice(t.slice[0]), row(t.row), channel(t.channel) {}
-};
-
 template <class T, class Arithmetic, Source kSource>
 struct FewRows {
   using Real = typename Arithmetic::Real;
@@ -33,97 +27,53 @@ struct FewRows {
   static constexpr bool kEncodes = kSource == Source::kNone;  // the encoding alone
   struct Shared {};
 
-  // A kernel's arguments are loaded from memory, too: what every call reads comes first and is small.
   DevicePlan packed_plan;
   RowPositions positions;
   Divisor threads, rows;  // threads per row, rows per slice
-  const T* x;
-  T* out;
-  FlatStrides of_x, of_out;
-  int64_t slices, middle;
-  const uint8_t* padding_mask;
-  int64_t mask_strides[2];
-  const void* alpha_on_device;
-  sinpe_dtype alpha_dtype;
   Real scale, alpha, dropout_scale;
-  bool is_flat, drops;
-  const int64_t* ids;
-  FlatStrides of_ids, of_rng_offsets;
-  int64_t num_embeddings, weight_stride;
-  uint64_t first_rng_offset, seed;
-  const int64_t* seed_on_device;
-  uint32_t drop_limit;
-  Data s;  // for several dimensions before the sequence
-
-  FewRows(const DevicePlan& plan, const RowPositions& at, const Shape& shape, const Data& data, bool has_dropout)
-      : packed_plan(plan),
-        positions(at),
-        threads(static_cast<uint32_t>((shape.dim + 1) / 2)),
-        rows(static_cast<uint32_t>(shape.rows)),
-        x(static_cast<const T*>(data.x)),
-        out(static_cast<T*>(data.out)),
-        of_x(data.of_x),
-        of_out(data.of_out),
-        slices(shape.batch * shape.middle),
-        middle(shape.middle),
-        padding_mask(data.padding_mask),
-        mask_strides{data.mask_strides[0], data.mask_strides[1]},
-        alpha_on_device(data.scalars.alpha),
-        alpha_dtype(data.scalars.alpha_dtype),
-        scale(static_cast<Real>(data.scale)),
-        alpha(static_cast<Real>(data.alpha)),
-        dropout_scale(static_cast<Real>(data.dropout_scale)),
-        is_flat(data.dims <= 1),
-        drops(has_dropout),
-        ids(data.ids),
-        of_ids(data.of_ids),
-        of_rng_offsets(data.of_rng_offsets),
-        num_embeddings(data.num_embeddings),
-        weight_stride(data.weight_stride),
-        first_rng_offset(data.first_rng_offset),
-        seed(data.seed),
-        seed_on_device(data.scalars.seed),
-        drop_limit(data.drop_limit),
-        s(data) {}
+  bool drops;
+  Data s;
 
   template <int kPhase>
   SINPE_HD void phase(uint32_t block, int thread, Shared&) const {
     const uint32_t item = block * static_cast<uint32_t>(kThreads) + static_cast<uint32_t>(thread);
     const uint32_t line = threads.quotient(item), across = item - line * threads.d;
     const uint32_t slice = rows.quotient(line), row = line - slice * rows.d;
-    if (slice < slices) two_channels(slice, row, across);
+    if (slice < s.slices) two_channels(slice, row, across);
   }
 
  private:
   SINPE_HD int64_t offset(const FlatStrides& flat, const Strides& t, int64_t slice, int64_t row) const {
-    return (kEncodes || is_flat ? slice * flat.slice : slice_offset(s, t, slice)) + row * flat.row;
+    return (kEncodes || s.dims <= 1 ? slice * flat.slice : slice_offset(s, t, slice)) + row * flat.row;
   }
 
   SINPE_HD void two_channels(int64_t slice, int64_t row, int64_t across) const {
-    const int64_t sample = middle == 1 ? slice : slice / middle;
-    const T* from = x;
-    if constexpr (kSource == Source::kStrided) from += offset(of_x, s.of_x, slice, row);
+    const int64_t sample = s.middle == 1 ? slice : slice / s.middle;
+    const T* from = static_cast<const T*>(s.x);
+    if constexpr (kSource == Source::kStrided) from += offset(s.flat_x, s.of_x, slice, row);
     bool is_row = true;  // of the weight
     if constexpr (kSource == Source::kRows) {
-      const int64_t id = ids[offset(of_ids, s.of_ids, slice, row)];
-      is_row = static_cast<uint64_t>(id) < static_cast<uint64_t>(num_embeddings);
-      if (is_row) from += id * weight_stride;
+      const int64_t id = s.ids[offset(s.flat_ids, s.of_ids, slice, row)];
+      is_row = static_cast<uint64_t>(id) < static_cast<uint64_t>(s.num_embeddings);
+      if (is_row) from += id * s.weight_stride;
     }
-    const bool padded = padding_mask != nullptr && padding_mask[sample * mask_strides[0] + row * mask_strides[1]] != 0;
+    const bool padded =
+        s.padding_mask != nullptr && s.padding_mask[sample * s.mask_strides[0] + row * s.mask_strides[1]] != 0;
     Real by = alpha;
-    if (alpha_on_device != nullptr) by = static_cast<Real>(value_of(alpha_on_device, alpha_dtype));
-    Position p{};
-    const bool exists = positions.at(packed_plan, sample, row, &p);
-    Plan plan;
+    if (s.scalars.alpha != nullptr) by = static_cast<Real>(value_of(s.scalars.alpha, s.scalars.alpha_dtype));
+    const uint64_t position = positions.load(sample, row);
+    Plan plan{};
     const bool usable = decode_plan(packed_plan.packed, packed_plan.n_words, &plan) && plan.dim == packed_plan.dim;
+    Position p{};
+    const bool exists = positions.at(position, plan.start, row, &p);
     // Two channels of one oscillator, if there are such pairs.
     const bool halves = usable && plan.shared && !plan.interleaved && plan.dim == 2 * plan.n0;
     const int64_t c[2] = {halves ? across : 2 * across, halves ? across + plan.n0 : 2 * across + 1};
     const bool has_second = c[1] < packed_plan.dim;
     T value[2] = {};
     if constexpr (!kEncodes) {
-      if (is_row) value[0] = from[c[0] * of_x.channel];
-      if (is_row && has_second) value[1] = from[c[1] * of_x.channel];
+      if (is_row) value[0] = from[c[0] * s.flat_x.channel];
+      if (is_row && has_second) value[1] = from[c[1] * s.flat_x.channel];
     }
     Real pe[2] = {static_cast<Real>(quiet_nan()), static_cast<Real>(quiet_nan())};
     if (usable) {
@@ -135,12 +85,12 @@ struct FewRows {
       pe[0] = osc0 < 0 ? Real{0} : (cosine[0] ? v[0].c : v[0].s);
       pe[1] = osc1 < 0 ? Real{0} : (cosine[1] ? v[1].c : v[1].s);
     }
-    T* to = out + offset(of_out, s.of_out, slice, row);
+    T* to = static_cast<T*>(s.out) + offset(s.flat_out, s.of_out, slice, row);
     const bool draws = !kEncodes && drops;
-    uint64_t rng_offset = 0, key = seed;
+    uint64_t rng_offset = 0, key = s.seed;
     if (draws) {
-      rng_offset = first_rng_offset + static_cast<uint64_t>(offset(of_rng_offsets, s.of_rng_offsets, slice, row));
-      if (seed_on_device != nullptr) key = static_cast<uint64_t>(*seed_on_device);
+      rng_offset = s.first_rng_offset + static_cast<uint64_t>(offset(s.flat_rng_offsets, s.of_rng_offsets, slice, row));
+      if (s.scalars.seed != nullptr) key = static_cast<uint64_t>(*s.scalars.seed);
     }
     SINPE_UNROLLED
     for (int k = 0; k < 2; ++k) {
@@ -151,10 +101,10 @@ struct FewRows {
         v = padded ? from_x : from_x + by * pe[k];
       }
       if (draws) {
-        const uint64_t e = rng_offset + static_cast<uint64_t>(c[k] * of_rng_offsets.channel);
-        v = philox_lane(e, key) << 16 > drop_limit ? v * dropout_scale : Real{0};
+        const uint64_t e = rng_offset + static_cast<uint64_t>(c[k] * s.flat_rng_offsets.channel);
+        v = philox_lane(e, key) << 16 > s.drop_limit ? v * dropout_scale : Real{0};
       }
-      round_store(to + c[k] * of_out.channel, is_row ? v : static_cast<Real>(quiet_nan()));
+      round_store(to + c[k] * s.flat_out.channel, is_row ? v : static_cast<Real>(quiet_nan()));
     }
   }
 };

@@ -173,7 +173,7 @@ struct RowDots {
       }
       store<T, kSumsEach, kAligned>(out, c, s.of_out.channel, range, g);
     }
-    load_row<kAligned>(shared.rows.pe + r * tile.width + c, pe, range);
+    load_values<kAligned>(shared.rows.pe + r * tile.width + c, range, pe);
     const auto counts = [&](int k) { return (kAligned || k < range.to) && kept(k); };
     if (angular_frequencies != nullptr) {
       SINPE_UNROLLED
@@ -188,21 +188,6 @@ struct RowDots {
       const double a = static_cast<double>(v[k]), b = static_cast<double>(pe[k]);
       // Unless they are doubles, their product is exact, and the sum is rounded once in either case.
       if (counts(k)) total[k] = std::is_same<Real, double>::value ? total[k] + a * b : sinpe::fma(a, b, total[k]);
-    }
-  }
-
-  template <bool kAligned>
-  SINPE_HD static void load_row(const Real* from, Real* pe, Range range) {
-    if constexpr (kAligned) {
-      constexpr int kEach = 16 / static_cast<int>(sizeof(Real));
-      SINPE_UNROLLED
-      for (int k = 0; k < kSumsEach / kEach; ++k) {
-        const Bytes16 b = reinterpret_cast<const Bytes16*>(from)[k];
-        unpack<Real>(b, pe + k * kEach);
-      }
-    } else {
-      SINPE_UNROLLED
-      for (int k = 0; k < kSumsEach; ++k) pe[k] = k < range.to ? from[k] : Real{0};
     }
   }
 

@@ -63,42 +63,39 @@ struct RowPositions {
   int64_t strides[2];
   int64_t start, rows;  // per sample
 
-  SINPE_HD bool are_fractional() const { return positions != nullptr && dtype != SINPE_INT64; }
-
+  // What is loaded for the position of a row: its bits, or those of its sample's start. A device does not wait for it
+  // yet.
+  SINPE_HD uint64_t load(int64_t batch, int64_t row) const {
+    if (positions == nullptr) return 0;
+    const int64_t i = batch * strides[0] + (are_starts ? 0 : row * strides[1]);
+    if (dtype == SINPE_FLOAT32) return static_cast<const uint32_t*>(positions)[i];
+    return static_cast<const uint64_t*>(positions)[i];
+  }
   // Sets *p to the position of a row; returns false if it is NaN, infinite or beyond int64.
-  SINPE_HD bool at(const DevicePlan& plan, int64_t batch, int64_t row, Position* p) const {
-    int64_t value = 0;
+  SINPE_HD bool at(uint64_t loaded, int64_t plan_start, int64_t row, Position* p) const {
+    int64_t value = static_cast<int64_t>(loaded);
     bool exists = true;
     if (positions == nullptr) {
-      const int64_t plan_start = plan.n_words >= kPlanHeaderWords ? plan.packed[8] : 0;
       exists = add_positions(plan_start, start, &value) && add_positions(value, row, &value);
     } else if (are_starts) {
-      exists = add_positions(static_cast<const int64_t*>(positions)[batch * strides[0]], row, &value);
-    } else {
-      const int64_t i = batch * strides[0] + row * strides[1];
-      if (dtype != SINPE_INT64) {
-        *p = float_position(dtype == SINPE_FLOAT32 ? static_cast<double>(static_cast<const float*>(positions)[i])
-                                                   : static_cast<const double*>(positions)[i]);
-        return p->d - p->d == 0.0;
-      }
-      value = static_cast<const int64_t*>(positions)[i];
+      exists = add_positions(value, row, &value);
+    } else if (dtype != SINPE_INT64) {
+      *p = float_position(dtype == SINPE_FLOAT32 ? static_cast<double>(bit_cast<float>(low_half(loaded)))
+                                                 : bit_cast<double>(loaded));
+      return p->d - p->d == 0.0;
     }
     *p = integer_position(value);
     return exists;
+  }
+  SINPE_HD bool at(const DevicePlan& plan, int64_t batch, int64_t row, Position* p) const {
+    const int64_t plan_start = positions == nullptr && plan.n_words >= kPlanHeaderWords ? plan.packed[8] : 0;
+    return at(load(batch, row), plan_start, row, p);
   }
 };
 
 inline RowPositions positions_of(const sinpe_add_arguments& a) {
   return {a.positions, a.position_dtype,   a.positions_are_starts != 0, {a.position_strides[0], a.position_strides[1]},
           a.start,     a.sizes[a.rank - 2]};
-}
-
-// Sets *batch to the sample of the tile's r-th row, and *row to the row within that sample.
-SINPE_HD void locate_row(const Tiling& tiling, const RowPositions& positions, const Tile& tile, int r, int64_t* batch,
-                         int64_t* row) {
-  const int64_t flat = tile.row + r;
-  *batch = tiling.by_sample ? flat / positions.rows : 0;
-  *row = flat - *batch * positions.rows;
 }
 
 SINPE_HD double quiet_nan() { return bit_cast<double>(uint64_t{0x7ff8000000000000}); }
@@ -133,11 +130,10 @@ struct TileRows {
   Plan plan;
   Amplitude amplitude;
   FastRange fast_range;
-  bool usable, are_fractional;
+  bool usable;
   int64_t batch[kTileRows], row[kTileRows];  // sample of each of the tile's rows, and row within it
-  int64_t integer[kTileRows];                // their positions, if integer; otherwise the next array
-  double fractional[kTileRows];
-  bool exists[kTileRows];
+  Position position[kTileRows];
+  bool exists[kTileRows];  // the position
 
   // Called by all threads: unpacks and checks the plan, and loads the positions of the tile.
   SINPE_HD void begin(const DevicePlan& packed_plan, const Tiling& tiling, const RowPositions& positions,
@@ -148,22 +144,20 @@ struct TileRows {
       usable = decode_plan(packed_plan.packed, packed_plan.n_words, &plan) && plan.dim == packed_plan.dim;
       amplitude = amplitude_of(usable ? plan.amplitude : 1.0);
       if (usable) fast_range = FastRange(plan);
-      are_fractional = positions.are_fractional();
     }
     if (thread >= of.height) return;
-    locate_row(tiling, positions, of, thread, &batch[thread], &row[thread]);
-    Position p;
-    exists[thread] = positions.at(packed_plan, batch[thread], row[thread], &p);
-    integer[thread] = p.i;
-    fractional[thread] = p.d;
+    const int64_t flat = of.row + thread, sample = tiling.by_sample ? flat / positions.rows : 0;
+    batch[thread] = sample;
+    row[thread] = flat - sample * positions.rows;
+    exists[thread] = positions.at(packed_plan, batch[thread], row[thread], &position[thread]);
   }
 
   // Called by all threads after a barrier: computes the tile of alpha * PE. Each thread takes an oscillator (or a
   // channel, if each has its own) and iterates over some of the rows.
   SINPE_HD void fill(const RowPositions&, Real alpha, int thread) {
     const bool whole = tile.width == plan.dim;
-    const bool pairs = usable && plan.shared && plan.q0 != plan.q1 && plan.n_osc > 0 && (whole || plan.interleaved);
-    const int32_t items = !pairs ? tile.width : (whole ? static_cast<int32_t>(plan.n_osc) : (tile.width + 1) / 2);
+    const bool pairs = usable && plan.are_pairs() && (whole || plan.interleaved);
+    const int32_t items = pairs ? tile.width / 2 : tile.width;
     // The number of lanes is a power of two, which avoids a division.
     int shift = 0;
     SINPE_ROLLED
@@ -184,15 +178,6 @@ struct TileRows {
         }
       }
     }
-    // Channels without an oscillator, at the end of the row.
-    const int64_t fed = usable ? plan.n0 + plan.n1 - tile.channel : tile.width;
-    const int32_t used = !pairs || fed > tile.width ? tile.width : (fed < 0 ? 0 : static_cast<int32_t>(fed));
-    const int32_t zeros = tile.width - used;
-    SINPE_ROLLED
-    for (int32_t i = thread; i < zeros * tile.height; i += kThreads) {
-      const int32_t r = i / zeros;
-      pe[r * tile_strides.row + (used + i - r * zeros) * tile_strides.channel] = alpha * Real{0};
-    }
   }
 
  private:
@@ -204,11 +189,9 @@ struct TileRows {
 
   // For a whole row, or a part of an interleaved one.
   SINPE_HD Feed pair(const Tile& tile, int32_t item) const {
-    const int64_t osc = tile.channel / 2 + item;
-    const int32_t step = plan.interleaved ? 2 : 1, second_at = plan.interleaved ? 1 : static_cast<int32_t>(plan.n0);
-    const int32_t first = osc < plan.n0 ? item * step : -1, second = osc < plan.n1 ? second_at + item * step : -1;
-    if (first < 0 && second < 0) return {-1, item, -1};
-    return {osc, plan.q0 == 0 ? first : second, plan.q0 == 0 ? second : first};
+    const int32_t first = plan.interleaved ? 2 * item : item;
+    const int32_t second = first + (plan.interleaved ? 1 : static_cast<int32_t>(plan.n0));
+    return {tile.channel / 2 + item, plan.q0 == 0 ? first : second, plan.q0 == 0 ? second : first};
   }
 
   SINPE_HD Feed channel(const Tile& tile, int32_t item) const {
@@ -231,7 +214,7 @@ struct TileRows {
     bool undecided = !run.begin(plan, feed.osc, {}, 0, local_range);
     SINPE_ROLLED
     for (int32_t r = from; r < to && !undecided; ++r) {
-      const Position p = position(r);
+      const Position p = position[r];
       Undecided row;
       row.add(!exists[r]);
       if (Run<Arithmetic, false>::kCallerChecksRange) row.add(!local_range.contains(p.d));
@@ -250,14 +233,10 @@ struct TileRows {
     SINPE_ROLLED
     for (int32_t r = from; r < to; ++r) {
       Sample<Real> v{static_cast<Real>(quiet_nan()), static_cast<Real>(quiet_nan())};
-      if (exists[r]) v = resolved_sample<Arithmetic>(plan, feed.osc, position(r));
+      if (exists[r]) v = resolved_sample<Arithmetic>(plan, feed.osc, position[r]);
       if (feed.sine >= 0) pe[r * tile_strides.row + feed.sine * tile_strides.channel] = alpha * v.s;
       if (feed.cosine >= 0) pe[r * tile_strides.row + feed.cosine * tile_strides.channel] = alpha * v.c;
     }
-  }
-
-  SINPE_HD Position position(int32_t r) const {
-    return are_fractional ? float_position(fractional[r]) : integer_position(integer[r]);
   }
 };
 

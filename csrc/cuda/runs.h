@@ -176,10 +176,10 @@ struct Runs {
     return {first, position_step * row_step()};
   }
 
-  // Whether every oscillator provides a sine and a cosine, and each thread has kOsc of them.
+  // Whether there are pairs, in the order of memory, and each thread has kOsc of them.
   SINPE_HD bool are_pairs(const Plan& plan) const {
-    return plan.shared && (plan.interleaved ? plan.q0 < plan.q1 : plan.q0 != plan.q1) && plan.n0 == plan.n1 &&
-           plan.dim == 2 * plan.n0 && plan.n_osc == static_cast<int64_t>(threads.d) * kOsc;
+    return plan.are_pairs() && !(plan.interleaved && plan.q0 != 0) &&
+           plan.n_osc == static_cast<int64_t>(threads.d) * kOsc;
   }
 
   SINPE_HD Real factor() const {
@@ -513,23 +513,9 @@ sinpe_status run_rows(const DevicePlan& plan, const sinpe_add_arguments& a, cons
   });
 }
 
-// Instantiated in runs_consecutive.cu, runs_integer.cu and runs_float.cu, which compile at the same time.
-#define SINPE_RUN_ROWS(kind, adds)                                                                                \
-  template sinpe_status run_rows<kind, adds>(const DevicePlan&, const sinpe_add_arguments&, const DeviceScalars&, \
-                                             Stream)
-extern SINPE_RUN_ROWS(PositionKind::kConsecutive, false);
-extern SINPE_RUN_ROWS(PositionKind::kConsecutive, true);
-extern SINPE_RUN_ROWS(PositionKind::kInteger, false);
-extern SINPE_RUN_ROWS(PositionKind::kInteger, true);
-extern SINPE_RUN_ROWS(PositionKind::kFloat, false);
-extern SINPE_RUN_ROWS(PositionKind::kFloat, true);
-
-template <bool kAdds>
-sinpe_status run_rows(const DevicePlan& plan, const sinpe_add_arguments& a, const DeviceScalars& scalars,
-                      Stream stream) {
-  return a.position_dtype == SINPE_INT64 ? run_rows<PositionKind::kInteger, kAdds>(plan, a, scalars, stream)
-                                         : run_rows<PositionKind::kFloat, kAdds>(plan, a, scalars, stream);
-}
+// run_rows<..., true>, whatever the positions.
+sinpe_status add_rows(const DevicePlan& plan, const sinpe_add_arguments& a, const DeviceScalars& scalars,
+                      Stream stream);
 
 }  // namespace cuda
 }  // namespace sinpe

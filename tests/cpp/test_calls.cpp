@@ -287,6 +287,68 @@ void test_cancellation() {
   }
 }
 
+// The error of float32 rows of each kernel that computes them, in ULP. What is added to them is 0, and gradients are 1
+// in one channel. Rows are few on a device with 100 multiprocessors; an odd width is computed channel by channel.
+void test_error() {
+  check::Random random;
+  constexpr int64_t kRows = 60;
+  double largest = 0;
+  for (int number = 0; number < 36; ++number) {
+    sinpe::cuda::on_host::settings().multiprocessors = number % 2 == 0 ? 1 : 100;
+    const int64_t dim = number % 4 < 2 ? 64 : 63;
+    const TestPlan plan = make_plan(dim, number / 3 % 3, number % 5 == 4, number % 5 == 3 ? 0.7 : 1.0);
+    const DevicePlan words = on_device(plan);
+    const int kind = number / 12;  // positions: consecutive, integers, fractions
+    std::vector<int64_t> integers{below(random, int64_t{1} << 40)};
+    std::vector<double> fractions;
+    for (int64_t r = 1; r < kRows; ++r)
+      integers.push_back(kind == 0 ? integers[0] + r : below(random, int64_t{1} << random.next() % 62));
+    for (int64_t r = 0; r < kRows; ++r) fractions.push_back(random.uniform() * 0x1p20);
+    const void* at = kind == 2 ? static_cast<const void*>(fractions.data()) : integers.data();
+    const sinpe_dtype type = kind == 2 ? SINPE_FLOAT64 : SINPE_INT64;
+    std::vector<double> exact(static_cast<size_t>(kRows * dim)), dots(static_cast<size_t>(kRows));
+    CHECK(sinpe_encode(words.packed, words.n_words, at, type, kRows, SINPE_FLOAT64, exact.data(), dim) == SINPE_OK);
+    const auto see = [&](double got, int64_t i) {
+      const double want = exact[static_cast<size_t>(i)];
+      if (got != want) largest = std::fmax(largest, std::fabs(got - want) / std::ldexp(1.0, std::ilogb(want) - 23));
+      CHECK(!std::isnan(got));
+    };
+    for (const int64_t batch : {1, 2}) {  // with one sequence, rows are not shared
+      std::vector<float> x(static_cast<size_t>(batch * kRows * dim)), out = x;
+      const auto see_all = [&](sinpe_status status) {
+        CHECK(status == SINPE_OK);
+        for (int64_t i = 0; i < batch * kRows * dim; ++i) see(out[static_cast<size_t>(i)], i % (kRows * dim));
+        std::fill(out.begin(), out.end(), NAN);
+      };
+      sinpe_embed_arguments e{};
+      sinpe_add_arguments& a = e.add;
+      a.rank = 3;
+      a.sizes[0] = batch, a.sizes[1] = kRows, a.sizes[2] = a.x_strides[1] = a.out_strides[1] = dim;
+      a.x_strides[0] = a.out_strides[0] = kRows * dim;
+      a.x_strides[2] = a.out_strides[2] = a.position_strides[1] = 1;
+      a.scale = a.alpha = 1.0;
+      a.x = x.data(), a.out = out.data();
+      a.start = integers[0];
+      a.positions = kind == 0 ? nullptr : at;
+      a.position_dtype = type;
+      see_all(sinpe::cuda::add(words, a, {}, nullptr));
+      const std::vector<int64_t> ids(static_cast<size_t>(batch * kRows));
+      e.ids = ids.data(), e.id_strides[0] = kRows, e.id_strides[1] = e.num_embeddings = 1;
+      see_all(sinpe::cuda::embed(words, e, {}, nullptr));
+      if (batch == 2) continue;
+      see_all(kind == 0 ? sinpe::cuda::table(words, a.start, kRows, SINPE_FLOAT32, out.data(), dim, nullptr)
+                        : sinpe::cuda::encode(words, at, type, kRows, SINPE_FLOAT32, out.data(), dim, nullptr));
+      const auto channel = [&](int64_t r) { return (r * 7 + number) % dim; };
+      for (int64_t r = 0; r < kRows; ++r) x[static_cast<size_t>(r * dim + channel(r))] = 1.0f;
+      a.out = dots.data();
+      CHECK(sinpe::cuda::row_dots(words, a, nullptr, nullptr, {}, nullptr) == SINPE_OK);
+      for (int64_t r = 0; r < kRows; ++r) see(dots[static_cast<size_t>(r)], r * dim + channel(r));
+    }
+  }
+  std::printf("largest error of float32 rows: %.3f ULP\n", largest);
+  CHECK(largest <= (is_exact() ? 0.5001 : 0.85) && largest > (is_exact() ? 0.49 : 0.7));
+}
+
 // The order of sums for numbers of terms at the edges of levels, on both; and the number of levels.
 void test_tree_sum() {
   check::Random random;
@@ -497,6 +559,7 @@ int main(int argc, char**) {
     test_cancellation<sinpe::bfloat16, int64_t>();
     test_cancellation<sinpe::bfloat16, float>();
     test_cancellation<sinpe::float16, double>();
+    test_error();
     vary_device(0);
     test_invalid_on_cuda();
   }
