@@ -1,5 +1,4 @@
-"""`add`, `embed` and their gradients in the layouts of other models: the bits of eager PyTorch, at sizes for which the kernels
-divide rows, slices and channels into parts."""
+"""The layouts of other models: the bits of eager PyTorch, at sizes for which kernels divide rows, slices and channels."""
 
 from __future__ import annotations
 
