@@ -1,4 +1,4 @@
-"""The layouts of other models: the bits of eager PyTorch, at sizes for which kernels divide rows, slices and channels."""
+"""The layouts of other models: the bits of eager PyTorch, at sizes for which kernels divide rows and channels."""
 
 from __future__ import annotations
 
