@@ -9,9 +9,7 @@
 namespace sinpe {
 namespace {
 
-// Rows of at most kShortRow channels are repeated, so that a kernel call has more elements; repeating longer ones costs more
-// than the calls (Zen 5).
-constexpr int64_t kShortRow = 256, kElementsAtOnce = 1024;
+constexpr int64_t kShortRow = 256;  // channels of a row for which several slices are added at once
 
 // One thread's work on a tile of rows: `pe` has the encoding, which is added to each slice of x. By channels, a row has one
 // channel at consecutive positions, to which the strides of the padding mask belong.
@@ -108,13 +106,18 @@ class TileAdder {
       for (; r + kLanesPerCounter <= n; r += kLanesPerCounter) eight_rows(x[0], out[0], rng_offset[0], r, pe);
       next_row(x, out, rng_offset, count, r);
     }
-    const int64_t at_once = slices_at_once(x, out, rng_offset, count), dim = shape_.dim;
+    // A kernel call for a single slice costs as much as some dozens of elements. For long rows, the order of memory matters more.
+    const int most = a_.dropout.drop_threshold != 0 ? kAddSlicesInPlace : kAddSlices;
+    const int64_t at_once = can_stream_ && shape_.dim <= kShortRow ? most : 1;
     for (; r < n; ++r, next_row(x, out, rng_offset, count, 1)) {
-      const Real* encoding = pe + r * dim;
-      for (int64_t k = 0; at_once > 1 && k < at_once; ++k) std::copy_n(encoding, dim, repeated_.data() + k * dim);
-      if (at_once > 1) encoding = repeated_.data();
+      const Real* encoding = pe + r * shape_.dim;
       for (int64_t k = 0; k < count; k += at_once) {
-        one_row(x[k], masked(encoding, slice + k, row + r), out[k], std::min(at_once, count - k) * dim, rng_offset[k]);
+        if (at_once == 1) {
+          one_row(x[k], masked(encoding, slice + k, row + r), out[k], rng_offset[k]);
+        } else {
+          row_kernels().of<T>().add(x + k, encoding, out + k, static_cast<int>(std::min(at_once, count - k)),
+                                    shape_.dim, scale_, dropout_, rng_offset + k, stores_);
+        }
       }
     }
   }
@@ -125,19 +128,6 @@ class TileAdder {
       out[k] += rows * out_row_;
       rng_offset[k] += static_cast<uint64_t>(rows * rng_offset_row_);
     }
-  }
-
-  // Slices that one call of a kernel takes, with the row of the encoding as often: rows of a few channels that follow each other.
-  int64_t slices_at_once(const T* const* x, const T* const* out, const uint64_t* rng_offset, int64_t count) {
-    const int64_t dim = shape_.dim, most = std::min(count, kElementsAtOnce / dim);
-    if (!can_stream_ || dim > kShortRow || most < 2) return 1;
-    for (int64_t k = 1; k < count; ++k) {
-      const bool drop_alike =
-          a_.dropout.drop_threshold == 0 || rng_offset[k] == rng_offset[0] + static_cast<uint64_t>(k * dim);
-      if (x[k] != x[0] + k * dim || out[k] != out[0] + k * dim || !drop_alike) return 1;
-    }
-    repeated_.resize(static_cast<size_t>(most * dim));
-    return most;
   }
 
   void eight_rows(const T* x, T* out, uint64_t rng_offset, int64_t r, const Real* pe) const {
@@ -162,11 +152,11 @@ class TileAdder {
     return masked_.data();
   }
 
-  void one_row(const T* x, const Real* encoding, T* out, int64_t n, uint64_t rng_offset) {
+  void one_row(const T* x, const Real* encoding, T* out, uint64_t rng_offset) {
     T* const to = out_dense_.empty() ? out : out_dense_.data();
     for (size_t c = 0; c < x_dense_.size(); ++c) x_dense_[c] = x[static_cast<int64_t>(c) * x_column_];
     if (!x_dense_.empty()) x = x_dense_.data();
-    row_kernels().of<T>().add(&x, encoding, &to, 1, n, scale_, dropout_, &rng_offset,
+    row_kernels().of<T>().add(&x, encoding, &to, 1, shape_.dim, scale_, dropout_, &rng_offset,
                               to == out ? stores_ : Stores::kCached);
     for (size_t c = 0; c < out_dense_.size(); ++c) out[static_cast<int64_t>(c) * out_column_] = to[c];
   }
@@ -183,7 +173,7 @@ class TileAdder {
   StoreFence fence_;
   bool can_stream_, whole_tile_, drops_eight_;
   std::vector<T> x_dense_, out_dense_;
-  std::vector<Real> masked_, repeated_;
+  std::vector<Real> masked_;
 };
 
 }  // namespace

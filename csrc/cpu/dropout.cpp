@@ -12,13 +12,14 @@ namespace {
 
 constexpr int64_t kChunk = 8192;  // elements per kernel call
 
-// Lines whose RNG offsets allow `drop_eight` to take them together: those of channels first, with the offsets of channels last.
-int lines_at_once(const Merged& m, const RngOffsets& offsets) {
+// Whether `drop_eight` can take lines, the rows of the last but one dimension: those of channels first, with the RNG offsets of
+// channels last.
+bool drops_eight(const Merged& m, const RngOffsets& offsets) {
   const int inner = m.rank - 1;
-  if (inner < 1 || m.rng_offsets[inner - 1] != 1 || m.sizes[inner - 1] % kLanesPerCounter != 0) return 1;
+  if (inner < 1 || m.rng_offsets[inner - 1] != 1 || m.sizes[inner - 1] % kLanesPerCounter != 0) return false;
   bool aligned = m.x[inner] == 1 && m.out[inner] == 1 && offsets.base % kLanesPerCounter == 0;
   for (int d = 0; d < m.rank; ++d) aligned = aligned && (d == inner - 1 || m.rng_offsets[d] % kLanesPerCounter == 0);
-  return aligned ? kLanesPerCounter : 1;
+  return aligned;
 }
 
 template <class T>
@@ -26,47 +27,55 @@ sinpe_status dropout(const sinpe_add_arguments& a) {
   using Real = accumulate_t<T>;
   const RngOffsets rng_offsets(a.dropout, a.sizes, a.rank);
   const Merged m(a, rng_offsets);
-  const int inner = m.rank - 1, lines = a.dropout.drop_threshold != 0 ? lines_at_once(m, rng_offsets) : 1;
+  const int inner = m.rank - 1, outer = std::max(0, inner - 1);
+  const bool eight = a.dropout.drop_threshold != 0 && drops_eight(m, rng_offsets);
+  // A task: a chunk of each of `lines` lines, so that short lines do not cost a task each.
   const int64_t width = m.sizes[inner], x_step = m.x[inner], out_step = m.out[inner];
-  const int64_t chunks = (width + kChunk - 1) / kChunk, rows = product(m.sizes, inner) / lines;
+  const int64_t all_lines = inner > 0 ? m.sizes[outer] : 1, few = std::max<int64_t>(1, kChunk / width);
+  const int64_t lines = eight ? kLanesPerCounter : std::min(all_lines, few), groups = (all_lines + lines - 1) / lines;
+  const int64_t chunks = (width + kChunk - 1) / kChunk, tasks = product(m.sizes, outer) * groups * chunks;
+  const int64_t x_line = inner > 0 ? m.x[outer] : 0, out_line = inner > 0 ? m.out[outer] : 0;
+  const int64_t rng_line = inner > 0 ? m.rng_offsets[outer] : 0;
   const Dropout parameters = dropout_of(a.dropout, m.rng_offsets[inner]);
   const Real scale = static_cast<Real>(a.scale);
   const KernelsOf<T>& kernels = row_kernels().of<T>();
   const int64_t grain = std::max<int64_t>(1, kGrain / (lines * std::min(width, kChunk)));
   const NewPages pages;
   const bool is_dense = m.rank == 1 && out_step == 1;
-  return parallel_status(rows * chunks, grain, [&](int64_t begin, int64_t end) {
+  return parallel_status(tasks, grain, [&](int64_t begin, int64_t end) {
     std::vector<T> dense_x(x_step == 1 ? 0 : static_cast<size_t>(kChunk));
     std::vector<T> dense_out(out_step == 1 ? 0 : static_cast<size_t>(kChunk));
     T* const first_out = static_cast<T*>(a.out);
     PagesAhead ahead(pages, first_out + begin * kChunk,
                      first_out + (is_dense ? std::min(end * kChunk, width) : begin * kChunk));
     for (int64_t task = begin; task < end; ++task) {
-      const int64_t row = task / chunks * lines, at = task % chunks * kChunk, n = std::min(kChunk, width - at);
-      const T* x = static_cast<const T*>(a.x) + offset_at(m.sizes, m.x, inner, row) + at * x_step;
-      T* out = static_cast<T*>(a.out) + offset_at(m.sizes, m.out, inner, row) + at * out_step;
-      const int64_t offset = offset_at(m.sizes, m.rng_offsets, inner, row) + at * m.rng_offsets[inner];
-      const uint64_t first = rng_offsets.base + static_cast<uint64_t>(offset);
+      const int64_t at = task % chunks * kChunk, line = task / chunks % groups * lines, index = task / chunks / groups;
+      const int64_t n = std::min(kChunk, width - at);
+      const T* x = static_cast<const T*>(a.x) + offset_at(m.sizes, m.x, outer, index) + line * x_line + at * x_step;
+      T* out = static_cast<T*>(a.out) + offset_at(m.sizes, m.out, outer, index) + line * out_line + at * out_step;
+      uint64_t rng_offset = rng_offsets.base + static_cast<uint64_t>(offset_at(m.sizes, m.rng_offsets, outer, index) +
+                                                                     line * rng_line + at * m.rng_offsets[inner]);
       if (is_dense) ahead.until(out + n);
-      if (lines > 1) {
+      if (eight) {
         const T* from[kLanesPerCounter];
         T* to[kLanesPerCounter];
-        for (int k = 0; k < lines; ++k) {
-          from[k] = x + k * m.x[inner - 1];
-          to[k] = out + k * m.out[inner - 1];
+        for (int k = 0; k < kLanesPerCounter; ++k) {
+          from[k] = x + k * x_line;
+          to[k] = out + k * out_line;
         }
-        kernels.drop_eight(from, nullptr, to, n, scale, parameters, first);
+        kernels.drop_eight(from, nullptr, to, n, scale, parameters, rng_offset);
         continue;
       }
-      const T* from = x;
-      T* to = out;
-      if (x_step != 1) {
-        for (int64_t i = 0; i < n; ++i) dense_x[static_cast<size_t>(i)] = x[i * x_step];
-        from = dense_x.data();
+      for (int64_t k = line; k < std::min(line + lines, all_lines); ++k) {
+        const T* from = x_step == 1 ? x : dense_x.data();
+        T* to = out_step == 1 ? out : dense_out.data();
+        for (int64_t i = 0; i < n && x_step != 1; ++i) dense_x[static_cast<size_t>(i)] = x[i * x_step];
+        kernels.add(&from, nullptr, &to, 1, n, scale, parameters, &rng_offset, Stores::kCached);
+        for (int64_t i = 0; i < n && out_step != 1; ++i) out[i * out_step] = to[i];
+        x += x_line;
+        out += out_line;
+        rng_offset += static_cast<uint64_t>(rng_line);
       }
-      if (out_step != 1) to = dense_out.data();
-      kernels.add(&from, nullptr, &to, 1, n, scale, parameters, &first, Stores::kCached);
-      for (int64_t i = 0; i < n && out_step != 1; ++i) out[i * out_step] = to[i];
     }
   });
 }
