@@ -30,7 +30,7 @@ def __dir__() -> list[str]:
 # Sums convert to int64 first: some versions of torch.compile ignore the dtype argument of sum and cumsum.
 
 
-def packed(cu_seqlens: Tensor, encoding: Encoding | str | int | None, *, total: int | None = None) -> Tensor:
+def packed(cu_seqlens: Tensor, encoding: Encoding | str | None, *, total: int | None = None) -> Tensor:
     """Returns the positions of sequences that are packed into one dimension; each begins at the encoding's start.
 
     Equivalent to::
@@ -106,7 +106,7 @@ def relative(length: int, *, device: torch.device | str | None = None) -> Tensor
     return torch.arange(length - 1, -length, -1, device=device)
 
 
-def from_padding_mask(mask: Tensor, encoding: Encoding | str | int | None) -> Tensor:
+def from_padding_mask(mask: Tensor, encoding: Encoding | str | None) -> Tensor:
     """Returns positions that count the tokens of each sequence and skip padding, wherever the padding is.
 
     Equivalent to::
@@ -175,7 +175,7 @@ def from_padding_idx(ids: Tensor, padding_idx: int, *, past: int | Tensor = 0) -
 
 def grid(
     shape: Sequence[int],
-    encoding: GridEncoding | Encoding | str | int | None,
+    encoding: GridEncoding | Encoding | str | None,
     *,
     start: int | Sequence[int] = 0,
     device: torch.device | str | None = None,
@@ -277,11 +277,16 @@ _ANY_DIM = 96  # every convention has an encoding of 96 channels, and its starts
 
 def _firsts(encoding: Any, lengths: Sequence[Any], start: Any = 0) -> list[Any]:
     """The first position along each axis, encoding.start + start, of so many; the name of a convention needs no dim."""
+    if encoding is not None and not isinstance(encoding, (Encoding, GridEncoding, str)):
+        raise TypeError(
+            f"encoding: expected an Encoding, a GridEncoding, the name of a convention or None, got {shown(encoding)}; "
+            "pass the encoding of the call that takes these positions, of a layer layer.encoding"
+        )
     _, starts = resolve.grid_dim_and_starts(encoding, _ANY_DIM)
     if len(starts) != len(lengths):
         raise ValueError(
-            f"encoding: expected {len(lengths)} axes or coordinates, got {len(starts)}; pass the encoding of the call "
-            "that takes these positions"
+            f"encoding: expected one with {len(lengths)} axes, got {len(starts)}; pass the encoding of the call that "
+            "takes these positions; for padded images, see from_mask_2d"
         )
     firsts = []
     for own, more, length in zip(starts, one_per_axis(start, len(lengths)), lengths, strict=True):

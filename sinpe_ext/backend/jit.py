@@ -97,7 +97,7 @@ def _find(name: str, facts: dict[str, str], compilers: dict[str, str]) -> tuple[
     if not found:
         raise BuildUnavailable(
             f"the cache {cache} has no {name} build of these sources for torch {facts.get('torch')}",
-            "run `SINPE_EXT_JIT=1 python -m sinpe_ext build`, or reinstall sinpe_ext where torch and a compiler are",
+            "run `python -m sinpe_ext build`, or reinstall sinpe_ext where torch and a compiler are",
         )
     wanted = {**facts, **compilers}
     return max(found, key=lambda one: sum(one[1].get(name) == value for name, value in wanted.items()))

@@ -203,10 +203,11 @@ def resolve(device_type: str) -> DeviceBackend:
     return backend
 
 
-def _load(device: str, verbose: bool = False) -> DeviceBackend:
+def _load(device: str, verbose: bool = False, may_compile: bool = False) -> DeviceBackend:
     """Loads the prebuilt library, or one from the cache, or compiles it; on failure the eager backend with the reason.
 
-    Warns if a build failed. A missing compiler is only a reason in backend_info().
+    Compiles unless SINPE_EXT_JIT=0, then only if may_compile. Warns if a build failed. A missing compiler is only a reason
+    in backend_info().
     """
     try:
         sources.check_torch(device)
@@ -221,7 +222,8 @@ def _load(device: str, verbose: bool = False) -> DeviceBackend:
     except BuildUnavailable as error:
         no_prebuilt = error.reason
     try:
-        path, facts = jit.library(device, no_prebuilt, os.environ.get("SINPE_EXT_JIT") != "0", verbose)
+        may_compile = may_compile or os.environ.get("SINPE_EXT_JIT") != "0"
+        path, facts = jit.library(device, no_prebuilt, may_compile, verbose)
         try:
             _load_library(path, device)
         except OSError as error:
@@ -330,7 +332,7 @@ def build(device: str = "cpu", verbose: bool = False) -> str:
         if device in DISPATCH_KEYS and (device not in _backends or _backends[device].backend != "compiled"):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the error says the same
-                _backends[device] = _load(device, verbose)
+                _backends[device] = _load(device, verbose, may_compile=True)
             uses_kernels.pop(device, None)
         _require_compiled(device)
         return str(resolve(device).library)

@@ -235,10 +235,11 @@ def drop_threshold(value: Any) -> int:
 def start(value: Any) -> int:
     """Checks `start`; returns an int."""
     advice = "pass the int64 position of the first row"
-    if isinstance(value, numbers.Real) and value % 1:
+    if isinstance(value, numbers.Real) and math.isfinite(value) and value % 1:
+        more = f"{'' if value * 256 % 1 == 0 else '.double()'} {'-' if value < 0 else '+'} {abs(value)}"
         advice = (
-            f"for fractional positions, pass sinpe.encode(torch.arange(n) + {value}, encoding), or "
-            f"positions=torch.arange(n) + {value} to add; for a grid, positions.grid(shape, encoding) + {value}"
+            f"for fractional positions, pass sinpe.encode(torch.arange(n){more}, encoding), or "
+            f"positions=torch.arange(n){more} to add; for a grid, positions.grid(shape, encoding){more}"
         )
     return integer("start", value, INT64_MIN, INT64_MAX, advice)
 
