@@ -14,7 +14,7 @@ from .columns import columns
 from .encoding import FIELDS, Encoding
 from .grid import GridEncoding
 from .tracing import constant_in_graph
-from .values import MAX_DIM, described, integer, is_scalar_array, shown
+from .values import MAX_DIM, integer, is_scalar_array, shown
 
 _encoding_of_dim = lru_cache(maxsize=64)(Encoding)
 
@@ -76,8 +76,8 @@ def dim_beside(encoding: Any, dim: Any) -> int | None:
         return None
     if encoding is not None and not isinstance(encoding, str):
         raise TypeError(
-            f"dim: expected None, because {described(encoding)} as encoding has its own number of channels, got "
-            f'{shown(dim)}; leave it out, or pass a name for encoding, as in table(4096, "t2t", 512)'
+            f"dim: expected None, because encoding={shown(encoding)} has its own number of channels, got {shown(dim)}; "
+            'leave it out, or pass a name for encoding, as in table(4096, "t2t", 512)'
         )
     # operator.index turns a symbolic int of a graph into a number.
     return operator.index(integer("dim", dim, 1, MAX_DIM, "pass the number of channels"))
