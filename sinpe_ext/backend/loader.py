@@ -206,8 +206,8 @@ def resolve(device_type: str) -> DeviceBackend:
 def _load(device: str, verbose: bool = False, may_compile: bool = False) -> DeviceBackend:
     """Loads the prebuilt library, or one from the cache, or compiles it; on failure the eager backend with the reason.
 
-    Compiles unless SINPE_EXT_JIT=0, then only if may_compile. Warns if a build failed. A missing compiler is only a reason
-    in backend_info().
+    With SINPE_EXT_JIT=0, compiles only if may_compile. Warns if a build failed. A missing compiler is only a reason in
+    backend_info().
     """
     try:
         sources.check_torch(device)
