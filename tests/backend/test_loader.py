@@ -110,6 +110,24 @@ def test_environment_variables(unset: None, monkeypatch: pytest.MonkeyPatch) -> 
                 use()
 
 
+def test_an_explicit_build_compiles_with_jit_0(unset: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m sinpe_ext build` in an image that sets SINPE_EXT_JIT=0 for its user."""
+    allowed = []
+
+    def library(target: str, because: str, may_compile: bool, verbose: bool) -> Any:
+        allowed.append(may_compile)
+        raise BuildUnavailable("no compiler")
+
+    monkeypatch.setenv("SINPE_EXT_JIT", "0")
+    monkeypatch.setattr(loader, "_backends", {})
+    monkeypatch.setattr(loader, "_load_prebuilt", lambda device: library("", "", False, False))
+    monkeypatch.setattr(loader.jit, "library", library)
+    assert not loader.compiled("cpu")
+    with pytest.raises(BackendUnavailableError):
+        loader.build("cpu")
+    assert allowed == [False, False, False, True]
+
+
 def test_required_backend_missing(unset: None, monkeypatch: pytest.MonkeyPatch, recwarn: Any) -> None:
     """An error with reason and remedy, at once or at the first call; devices without kernels do not warn otherwise."""
     missing = DeviceBackend("cpu", "eager", "no C++ compiler was found", todo="install g++")
