@@ -103,8 +103,8 @@ inline Dropout dropout_of(const sinpe_dropout_arguments& a, int64_t step) {
   return {static_cast<uint64_t>(a.seed), static_cast<uint64_t>(step), drop_threshold, dropout_scale(drop_threshold)};
 }
 
-// The dimensions of x and out in the order of their memory, that of out's strides, after neighbouring dimensions are merged
-// where the strides of x, of out and of the RNG offsets allow it.
+// The dimensions of x and out in the order of their memory, that of out's strides, after neighbouring dimensions are
+// merged where the strides of x, of out and of the RNG offsets allow it.
 struct Merged {
   int rank = 0;
   int64_t sizes[SINPE_MAX_RANK], x[SINPE_MAX_RANK], out[SINPE_MAX_RANK], rng_offsets[SINPE_MAX_RANK];

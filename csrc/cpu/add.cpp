@@ -1,5 +1,5 @@
-// add and add_grid: out = round(scale*x) + round(alpha*PE), with or without dropout, in one pass over x. `add` computes the
-// rows of the encoding; `add_grid` combines the rows of a grid's axes, to which alpha has been applied.
+// add and add_grid: out = round(scale*x) + round(alpha*PE), with or without dropout, in one pass over x. `add` computes
+// the rows of the encoding; `add_grid` combines the rows of a grid's axes, to which alpha has been applied.
 #include <cstring>
 
 #include "core/grid.h"
@@ -11,8 +11,8 @@ namespace {
 
 constexpr int64_t kShortRow = 256;  // channels of a row for which several slices are added at once
 
-// One thread's work on a tile of rows: `pe` has the encoding, which is added to each slice of x. By channels, a row has one
-// channel at consecutive positions, to which the strides of the padding mask belong.
+// One thread's work on a tile of rows: `pe` has the encoding, which is added to each slice of x. By channels, a row has
+// one channel at consecutive positions, to which the strides of the padding mask belong.
 template <class T>
 class TileAdder {
  public:
@@ -78,8 +78,8 @@ class TileAdder {
     if (pages_.is_empty() || out_column_ != 1 || out_row_ != between_rows_ * shape_.dim) return;
     pages_.populate(to(slice, row), n * out_row_ * kSize);
   }
-  // For for_each_streamed_row. Tiles are faster with dropout, which is limited by arithmetic, and for short rows (0.6 to 1.1
-  // of the time, Zen 5).
+  // For for_each_streamed_row. Tiles are faster with dropout, which is limited by arithmetic, and for short rows (0.6
+  // to 1.1 of the time, Zen 5).
   bool can_stream() const { return can_stream_ && a_.dropout.drop_threshold == 0 && shape_.dim >= 1024; }
   StreamOptions stream_options() const {
     return {static_cast<float>(scale_), static_cast<float>(a_.alpha), dropout_, stores_};
@@ -106,7 +106,8 @@ class TileAdder {
       for (; r + kLanesPerCounter <= n; r += kLanesPerCounter) eight_rows(x[0], out[0], rng_offset[0], r, pe);
       next_row(x, out, rng_offset, count, r);
     }
-    // A kernel call for a single slice costs as much as some dozens of elements. For long rows, the order of memory matters more.
+    // A kernel call for a single slice costs as much as some dozens of elements. For long rows, the order of memory
+    // matters more.
     const int most = a_.dropout.drop_threshold != 0 ? kAddSlicesInPlace : kAddSlices;
     const int64_t at_once = can_stream_ && shape_.dim <= kShortRow ? most : 1;
     for (; r < n; ++r, next_row(x, out, rng_offset, count, 1)) {
@@ -182,7 +183,8 @@ class TileAdder {
 namespace sinpe {
 namespace {
 
-// Calls add(part, first column) for at most `most` columns of all rows at a time, as a tile of whole rows may not fit a cache.
+// Calls add(part, first column) for at most `most` columns of all rows at a time, as a tile of whole rows may not fit a
+// cache.
 template <class T, class F>
 sinpe_status for_each_part(const sinpe_add_arguments& a, int64_t most, const F& add) {
   const int column = a.rank - 1;

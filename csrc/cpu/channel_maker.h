@@ -14,8 +14,8 @@ constexpr int64_t kStrip = 64;          // channels that are made at once, at kB
 // Channels of a tile of 256 KiB.
 inline int64_t channels_per_tile(int64_t columns) { return std::max<int64_t>(kStrip / 2, 65536 / columns / 2 * 2); }
 
-// `count` channels of a plan as a plan of their own: from the i-th of one stream, or (pairs) from the i-th of either, first those
-// of one stream, then those of the other.
+// `count` channels of a plan as a plan of their own: from the i-th of one stream, or (pairs) from the i-th of either,
+// first those of one stream, then those of the other.
 inline Plan part_of(const Plan& plan, int stream, int64_t i, int64_t count, bool pairs) {
   const int64_t osc = plan.oscillator(stream, i);
   Plan part = plan;

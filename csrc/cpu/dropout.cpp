@@ -12,8 +12,8 @@ namespace {
 
 constexpr int64_t kChunk = 8192;  // elements per kernel call
 
-// Whether `drop_eight` can take lines, the rows of the last but one dimension: those of channels first, with the RNG offsets of
-// channels last.
+// Whether `drop_eight` can take lines, the rows of the last but one dimension: those of channels first, with the RNG
+// offsets of channels last.
 bool drops_eight(const Merged& m, const RngOffsets& offsets) {
   const int inner = m.rank - 1;
   if (inner < 1 || m.rng_offsets[inner - 1] != 1 || m.sizes[inner - 1] % kLanesPerCounter != 0) return false;

@@ -20,8 +20,9 @@ namespace sinpe {
 constexpr int64_t kShortestRun = 4;
 constexpr int64_t kShortestCall = 12;
 
-// Values of the encoding per tile: 256 KiB of float32, well within a second-level cache, for many slices; for a single one,
-// what the first-level cache holds. Measured with one slice, Zen 5: 12,288 instead of 65,536 take 0.7 to 0.95 of the time.
+// Values of the encoding per tile: 256 KiB of float32, well within a second-level cache, for many slices; for a single
+// one, what the first-level cache holds. Measured with one slice, Zen 5: 12,288 instead of 65,536 take 0.7 to 0.95 of
+// the time.
 constexpr int64_t kTileOfMany = 65536, kTileOfOne = 12288;
 inline int64_t tile_rows(int64_t dim, int64_t values) {
   return std::max<int64_t>(4, std::min<int64_t>(64, values / dim));
@@ -146,8 +147,8 @@ class RowMaker {
     since_anchor_ = 0;
   }
 
-  // Its cosines are the amplitude. A walk would find their roundings undecided, since their bounds differ in the exponent, and
-  // would be repeated for all of its rows.
+  // Its cosines are the amplitude. A walk would find their roundings undecided, since their bounds differ in the
+  // exponent, and would be repeated for all of its rows.
   template <class T>
   void row_at_zero(T* row) const {
     const int64_t step = plan_.interleaved ? 2 : 1, second = plan_.interleaved ? 1 : plan_.n0;

@@ -25,8 +25,8 @@ inline int64_t slice_offset(const sinpe_add_arguments& a, const int64_t* strides
   return offset_at(a.sizes, strides, a.rank - 2, slice);
 }
 
-// Slices whose rows lie between two rows of one slice in memory, as those of a batch do with the sequence first; 1 if none
-// do. They are consecutive.
+// Slices whose rows lie between two rows of one slice in memory, as those of a batch do with the sequence first; 1 if
+// none do. They are consecutive.
 inline int64_t slices_between_rows(const sinpe_add_arguments& a, const int64_t* strides) {
   int64_t count = 1;
   const int64_t row = std::abs(strides[a.rank - 2]);
@@ -36,8 +36,8 @@ inline int64_t slices_between_rows(const sinpe_add_arguments& a, const int64_t* 
 
 constexpr int64_t kMostSlices = 256;  // slices of a block
 
-// Calls work(slice, count) for blocks of slices whose rows are to be walked together, row by row: those that lie between two
-// rows, at most kMostSlices, otherwise at most `others`.
+// Calls work(slice, count) for blocks of slices whose rows are to be walked together, row by row: those that lie
+// between two rows, at most kMostSlices, otherwise at most `others`.
 template <class F>
 void for_each_block(int64_t first, int64_t last, int64_t between_rows, int64_t others, const F& work) {
   for (int64_t slice = first; slice < last;) {
@@ -138,8 +138,8 @@ class Padding {
   int64_t middle_;
 };
 
-// Memory for a tile of n values. Small tiles, such as those of a decoding step, are on the stack, because an allocation would
-// take too long. Aligned to cache lines: a vector load across two lines takes twice as long.
+// Memory for a tile of n values. Small tiles, such as those of a decoding step, are on the stack, because an allocation
+// would take too long. Aligned to cache lines: a vector load across two lines takes twice as long.
 template <class Real>
 class TileMemory {
  public:
@@ -166,9 +166,9 @@ inline int64_t tile_for_threads(int64_t tile, int64_t rows, int64_t threads) {
   return threads == 1 ? tile : std::min(tile, std::max(kMinTileRows, rows / (4 * threads)));
 }
 
-// Calls work(first slice, last slice, row, n, pe) so that every row of every slice is processed once. make_rows() creates
-// one thread's generator of rows; generator(position_set, row, n, pe) computes n of them. make_work() creates the work
-// function of one thread. With `zeros`, a tile holds zeros where the generator writes nothing.
+// Calls work(first slice, last slice, row, n, pe) so that every row of every slice is processed once. make_rows()
+// creates one thread's generator of rows; generator(position_set, row, n, pe) computes n of them. make_work() creates
+// the work function of one thread. With `zeros`, a tile holds zeros where the generator writes nothing.
 template <class Real, class MakeRows, class MakeWork>
 sinpe_status for_each_row_tile(const Shape& shape, int64_t position_sets, int64_t tile, const MakeRows& make_rows,
                                const MakeWork& make_work, bool zeros = false) {
@@ -244,8 +244,8 @@ sinpe_status for_each_streamed_row(const Plan& plan, const RowState& steps, cons
   });
 }
 
-// for_each_row_tile with the rows of a plan, times alpha. RowMaker computes them: one from another (rows_rotate.inc) where
-// positions are consecutive, else each from its position (rows_direct.inc).
+// for_each_row_tile with the rows of a plan, times alpha. RowMaker computes them: one from another (rows_rotate.inc)
+// where positions are consecutive, else each from its position (rows_direct.inc).
 template <class Real, class MakeWork>
 sinpe_status for_each_tile(const Plan& plan, const sinpe_add_arguments& a, int64_t first, Real alpha,
                            const MakeWork& make_work) {

@@ -235,8 +235,10 @@ def drop_threshold(value: Any) -> int:
 def start(value: Any) -> int:
     """Checks `start`; returns an int."""
     advice = "pass the int64 position of the first row"
-    if isinstance(value, numbers.Real) and math.isfinite(value) and value % 1:
-        more = f"{'' if value * 256 % 1 == 0 else '.double()'} {'-' if value < 0 else '+'} {abs(value)}"
+    number = float(value) if isinstance(value, numbers.Real) and abs(value) < 2**63 else 0.0  # 0 for NaN
+    if not number.is_integer():
+        is_short = (number * 256).is_integer()  # exact in float32, in which torch.arange(n) + 0.5 is
+        more = f"{'' if is_short else '.double()'} {'-' if number < 0 else '+'} {abs(number)}"
         advice = (
             f"for fractional positions, pass sinpe.encode(torch.arange(n){more}, encoding), or "
             f"positions=torch.arange(n){more} to add; for a grid, positions.grid(shape, encoding){more}"

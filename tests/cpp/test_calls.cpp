@@ -19,8 +19,8 @@ void vary_device(int number) {
   if constexpr (kHasCuda) sinpe::cuda::on_host::settings().multiprocessors = number % 2;
 }
 
-// Shapes for several threads per call, a batch of single rows, several anchors, rows in several pieces, and, in random layouts,
-// more positions than a tile by channels has and more slices than a block.
+// Shapes for several threads per call, a batch of single rows, several anchors, rows in several pieces, and, in random
+// layouts, more positions than a tile by channels has and more slices than a block.
 const std::vector<int64_t> kShapes[] = {{2000, 1, 64}, {3000, 64},     {5, 70, 512}, {1, 9, 2101},
                                         {300, 150},    {1, 4, 41, 32}, {2, 2600, 6}, {2, 2600, 6},
                                         {2, 2600, 6},  {300, 3, 10},   {300, 3, 10}};
