@@ -235,7 +235,8 @@ def drop_threshold(value: Any) -> int:
 def start(value: Any) -> int:
     """Checks `start`; returns an int."""
     advice = "pass the int64 position of the first row"
-    number = float(value) if isinstance(value, numbers.Real) and abs(value) < 2**63 else 0.0  # 0 for NaN
+    is_real = isinstance(value, numbers.Real)
+    number = float(value) if is_real and abs(value) < 2**63 else 0.0  # 0 for NaN
     if not number.is_integer():
         is_short = (number * 256).is_integer()  # exact in float32, in which torch.arange(n) + 0.5 is
         more = f"{'' if is_short else '.double()'} {'-' if number < 0 else '+'} {abs(number)}"
