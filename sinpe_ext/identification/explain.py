@@ -146,12 +146,29 @@ class Explainer:
             self.tried[wave, ratio] = near and self.outside(wave) <= self.most
         return self.tried[wave, ratio]
 
-    def with_rate(self, rate: float, start: float | None = None) -> Wave:
-        """The wave with another rate, and the decay that fits best, and the start if it is a fraction and not given."""
+    def with_rate(self, rate: float, start: float | None = None, decay: float | None = None) -> Wave:
+        """The wave with another rate, and the decay and fractional start that fit best, unless they are given."""
+        fixed = start is not None or self.wave.start.is_integer()
         wave = self.wave._replace(rate=rate, start=self.wave.start if start is None else start)
-        if start is not None or wave.start.is_integer():
-            return refine(self.samples, self.channels, wave, (1,), 2)[0]
-        return refine(self.samples, self.channels, wave, (1, 2))[0]
+        if decay is not None:
+            wave = wave._replace(decay=decay)
+        free = ((1,) if decay is None else ()) + (() if fixed else (2,))
+        return refine(self.samples, self.channels, wave, free, 2 if fixed else 6)[0]
+
+    def with_short_base(self, template: Encoding) -> Wave | None:
+        """The wave with the decay of the template's base, or of another of few digits, and the rate that fits best."""
+        step = exponent_step(template)
+        if not step or abs(self.wave.decay / step) > MOST_LOG_BASE:
+            return None
+        others = numbers(math.exp(self.wave.decay / step))
+        for base in (float(template.base), *(base for digits, base in others if digits <= FEW_DIGITS)):
+            decay = step * math.log(base)
+            if abs(decay - self.wave.decay) <= NEAR * abs(step):
+                free = (0,) if self.wave.start.is_integer() else (0, 2)
+                wave = refine(self.samples, self.channels, self.wave._replace(decay=decay), free)[0]
+                if self.agrees(wave):
+                    return wave
+        return None
 
     def shortest(
         self, known: float, options: list[tuple[float, float]], near: float, wave: Callable[[float], Wave]
@@ -166,17 +183,24 @@ class Explainer:
         """Ways to write the wave as fields that differ from a template's."""
         unit = RADIANS[template.unit]
         known = float(template.position_scale)
-        near = self.wave.rate / unit
+        near, decay = self.wave.rate / unit, None
         options = numbers(near) + fractions(near) + self._other_ends(template, near)
         scale, cost = self.shortest(known, options, near, lambda s: self.with_rate(s * unit))
-        wave = self.with_rate(scale * unit)
+        short_base = self.with_short_base(template) if scale != known else None
+        if short_base:
+            near, decay = short_base.rate / unit, short_base.decay
+            options = numbers(near) + fractions(near) + self._other_ends(template, near)
+            scale, cost = self.shortest(known, options, near, lambda s: self.with_rate(s * unit, decay=decay))
+        wave = self.with_rate(scale * unit, decay=decay)
         start: float = round(wave.start)
         if not wave.start.is_integer():
             options = numbers(wave.start) + fractions(wave.start)
             options += [(digits, first / scale) for digits, first in numbers(wave.start * scale)]
             options.append((3.0, 0.5 - 0.5 / scale))  # of interpolation: (row + 0.5) * scale - 0.5
-            start, digits = self.shortest(start, options, wave.start, lambda s: self.with_rate(scale * unit, s))
-            wave = self.with_rate(scale * unit, start)
+            start, digits = self.shortest(
+                start, options, wave.start, lambda s: self.with_rate(scale * unit, s, decay=decay)
+            )
+            wave = self.with_rate(scale * unit, start, decay)
             cost += digits
         fields: dict[str, Any] = {} if start == template.start else {"start": start}
         cost += len(fields)

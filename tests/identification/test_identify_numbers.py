@@ -201,6 +201,7 @@ SCALED = [  # rows, dim, position_scale, first row, position_scale as printed
     (770, 128, 2 * math.pi / 770, 0.5, "=3.141592653589793/385"),
     (339, 128, 2 * math.pi / 339, 0.0, "=6.283185307179586/339"),
     (110, 512, 3 / 995, 0.0, "=3/995"),
+    (378, 256, 9 / 1817, 0.0, ""),
     (300, 64, 1 / 64, 0.0, "=0.015625"),
     (300, 64, 0.004, 0.0, "=0.004"),
 ]
@@ -226,6 +227,15 @@ def test_small_scales_keep_the_digits_that_the_table_shows(rows: int, scale: flo
     (match,) = sinpe.identify(scaled("exact", rows, 64, scale))
     assert match.max_error < 1e-7 and match.float32_angle == "" and match.encoding.base == 10000
     assert match.encoding.position_scale == pytest.approx(scale, rel=1e-5)
+
+
+@pytest.mark.parametrize(("size", "rows"), [(300, 300), (100, 100), (25, 25), (300, 64)])
+def test_the_base_is_short_if_the_scale_is_not(size: int, rows: int) -> None:
+    """DETR's normalised positions, row / (size + 1e-6) * 2 pi."""
+    scale = 2 * math.pi / (size + 1e-6)
+    match = sinpe.identify(scaled("exact", rows, 64, scale, 1.0))[0]
+    assert match.encoding.base == 10000 and "base" not in match.code and match.max_error < 6e-8
+    assert match.start == 1 and match.encoding.position_scale == pytest.approx(scale, rel=1e-8)
 
 
 def test_errors_of_other_formulas_are_not_called_those_of_an_angle() -> None:
