@@ -241,7 +241,7 @@ def _search_rows(rows: Tensor, lengths: tuple[int, ...] | None) -> Matches:
         return fitted if fitted.closest else named
     return Matches(
         reason="its columns are smooth, but no geometric sequence of frequencies gives them (learned values, perhaps, "
-        "or a flattened grid: pass shape=(H, W) or (T, H, W))"
+        f"or a flattened grid: pass shape=(H, W) or (T, H, W)){table.caveat}"
     )
 
 

@@ -146,7 +146,7 @@ def rank(table: StoredTable, candidates: Sequence[Candidate], lengths: tuple[int
     if float(compared.error.mean()) > NEAR * table.size:
         return Matches()
     closest = _match(table, candidate, [], compared, lengths)
-    return Matches((), _near_miss(closest.code, compared, live), closest)
+    return Matches((), _near_miss(closest.code, compared, live) + table.caveat, closest)
 
 
 def _is_alias(candidate: Candidate, others: Sequence[Candidate]) -> bool:

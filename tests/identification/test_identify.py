@@ -405,6 +405,15 @@ def test_changed_rows_are_named() -> None:
     assert matches.closest is not None and matches.closest.name == "t2t" and not matches.closest.transposed
 
 
+@pytest.mark.parametrize("rows", [64, 512])
+def test_tables_computed_in_16_bits_are_not_recognised(rows: int) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        angle = torch.arange(rows, dtype=dtype)[:, None] * (10000.0 ** (-torch.arange(32) / 32)).to(dtype)
+        matches = sinpe.identify(torch.cat([angle.sin(), angle.cos()], 1))
+        assert not matches and "computed in 16-bit arithmetic" in matches.reason
+    assert "16-bit" not in sinpe.identify(PAPER + learned(64, 64, 0.01)).reason
+
+
 def test_bad_arguments() -> None:
     from torch._subclasses import FakeTensorMode
 
