@@ -241,7 +241,7 @@ def _search_rows(rows: Tensor, lengths: tuple[int, ...] | None) -> Matches:
         return fitted if fitted.closest else named
     return Matches(
         reason="its columns are smooth, but no geometric sequence of frequencies gives them (learned values, perhaps, "
-        "or a flattened grid: pass shape=(H, W) or (T, H, W))"
+        f"or a flattened grid: pass shape=(H, W) or (T, H, W)){table.caveat}"
     )
 
 
@@ -274,15 +274,22 @@ def _squares(rows: Tensor) -> list[tuple[int, int]]:
 
 
 def _refuse_rotary(table: StoredTable) -> None:
-    """Raises NoEncodingError for a cache of cosines or sines of a rotary embedding."""
+    """Raises NoEncodingError for columns that stand twice, as in a cache of cosines or sines of a rotary embedding."""
     sample, half = table.rows[:64], table.rows.shape[1] // 2
     if half < 2 or table.rows.shape[1] % 2 or bool((sample == sample[0]).all()):
         return
-    if torch.equal(sample[:, :half], sample[:, half:]) or torch.equal(sample[:, 0::2], sample[:, 1::2]):
+    if torch.equal(sample[:, :half], sample[:, half:]):
+        part = f"table[:, :{half}]"
+    elif torch.equal(sample[:, 0::2], sample[:, 1::2]):
+        part = "table[:, ::2]"
+    else:
+        return
+    if bool((sample[0] == sample[0, 0]).all()):  # position 0: all are cosines, or all are sines
         raise NoEncodingError(
             "every frequency stands twice with the same function: the cos or sin cache of a rotary encoding, which "
             "multiplies queries and keys and is not added"
         )
+    raise NoEncodingError(f"its columns stand twice: identify one half, {part}")
 
 
 run_uncompiled(__name__)  # imported after the others

@@ -23,6 +23,11 @@ TELLING, FEWEST_TELLING = 32.0, 32  # see `is_exact`
 DOUBLE = 2.0**-29  # errors of float64 formulas, relative to those of float32
 NEAR = 0.02  # largest relative difference of a simpler number from a fitted one
 FEW_DIGITS = 4.0  # of a number that is unlikely to be chance
+SOME_DIGITS = 5.0  # a longer number may be chance
+# Largest ratio of the rms error of a number to that of the fitted one, which absorbs some of the errors of a float32
+# formula: up to half of them.
+NEARLY, AS_NEAR = 4.0, 1.1  # AS_NEAR: of a number that may be chance
+SINE_ERROR = 2.0**-22  # relative, of a sine or cosine in float32
 MOST_DIGITS = 8.0  # cost of an arbitrary number
 LARGEST_DIM = 2**20
 MOST_LOG_BASE = 600.0
@@ -40,6 +45,9 @@ class Expression(float):
 
     def __repr__(self) -> str:
         return self.text
+
+    def __getnewargs__(self) -> tuple[float, str]:  # type: ignore[override]
+        return float(self), self.text  # for copy and pickle
 
 
 class Explanation(NamedTuple):
@@ -107,7 +115,7 @@ class Explainer:
         self.samples = samples.some(like)
         self.samples = self.samples.some(scattered(len(self.samples.t), ROWS))
         self.exact = is_exact(self.samples, self.channels, wave)
-        self.tried: dict[Wave, bool] = {}
+        self.tried: dict[tuple[Wave, float], bool] = {}
         self.slack = 0.0
         if samples.unit > 2.0**-20:  # the rounding errors of many equal 16-bit values bias the amplitude
             changes = sorted(range(-16, 17), key=abs)
@@ -116,33 +124,58 @@ class Explainer:
         if self.outside(self.wave) > NEAR_MISS:  # numbers within the errors of the fit are good enough
             self.slack = 4 * float(off[like].mean())
         self.most = max(MISROUNDED, 1.5 * self.outside(self.wave))
+        self.least = self.error(self.wave)
 
     def outside(self, wave: Wave) -> float:
         """The fraction of the values that differ from a wave by more than rounding errors."""
         t = self.samples.t.double()
-        errors = wave.errors(t, self.channels) * (DOUBLE if self.exact else 1.0)
-        allowed = self.samples.rounding() + self.slack + errors
+        size = abs(wave.amplitude)
+        errors = wave.errors(t, self.channels) - size * VALUE_ERROR + SINE_ERROR * (self.samples.x.abs() + size / 16)
+        allowed = self.samples.rounding() + self.slack + errors * (DOUBLE if self.exact else 1.0)
         return float(((self.samples.x - wave.at(t, self.channels)).abs() > allowed).double().mean())
 
-    def agrees(self, wave: Wave) -> bool:
-        """Whether a wave reproduces about as many values as the fitted one."""
-        if wave not in self.tried:
-            self.tried[wave] = self.outside(wave) <= self.most
-        return self.tried[wave]
+    def error(self, wave: Wave) -> float:
+        """The rms difference of the values from a wave."""
+        return float((self.samples.x - wave.at(self.samples.t.double(), self.channels)).square().mean()) ** 0.5
 
-    def with_rate(self, rate: float, start: float | None = None) -> Wave:
-        """The wave with another rate, and the decay that fits best, and the start if it is a fraction and not given."""
+    def agrees(self, wave: Wave, digits: float = 0.0) -> bool:
+        """Whether a wave of a number of some digits reproduces about as many values as the fitted one, as nearly."""
+        ratio = AS_NEAR if digits > SOME_DIGITS else NEARLY
+        if (wave, ratio) not in self.tried:
+            near = self.samples.unit > 2.0**-20 or self.error(wave) <= ratio * self.least + self.samples.noise / 64
+            self.tried[wave, ratio] = near and self.outside(wave) <= self.most
+        return self.tried[wave, ratio]
+
+    def with_rate(self, rate: float, start: float | None = None, decay: float | None = None) -> Wave:
+        """The wave with another rate, and the decay and fractional start that fit best, unless they are given."""
+        fixed = start is not None or self.wave.start.is_integer()
         wave = self.wave._replace(rate=rate, start=self.wave.start if start is None else start)
-        if start is not None or wave.start.is_integer():
-            return refine(self.samples, self.channels, wave, (1,), 2)[0]
-        return refine(self.samples, self.channels, wave, (1, 2))[0]
+        if decay is not None:
+            wave = wave._replace(decay=decay)
+        free = ((1,) if decay is None else ()) + (() if fixed else (2,))
+        return refine(self.samples, self.channels, wave, free, 2 if fixed else 6)[0]
+
+    def with_short_base(self, template: Encoding) -> Wave | None:
+        """The wave with the decay of the template's base, or of another of few digits, and the rate that fits best."""
+        step = exponent_step(template)
+        if not step or abs(self.wave.decay / step) > MOST_LOG_BASE:
+            return None
+        others = numbers(math.exp(self.wave.decay / step))
+        for base in (float(template.base), *(base for digits, base in others if digits <= FEW_DIGITS)):
+            decay = step * math.log(base)
+            if abs(decay - self.wave.decay) <= NEAR * abs(step):
+                free = (0,) if self.wave.start.is_integer() else (0, 2)
+                wave = refine(self.samples, self.channels, self.wave._replace(decay=decay), free)[0]
+                if self.agrees(wave):
+                    return wave
+        return None
 
     def shortest(
         self, known: float, options: list[tuple[float, float]], near: float, wave: Callable[[float], Wave]
     ) -> tuple[float, float]:
         """The template's own number, or the first (cost, number) near a fitted one whose wave agrees; and its cost."""
         for cost, number in [(0.0, known), *((2 + cost, number) for cost, number in sorted(options))]:
-            if abs(number - near) <= NEAR * abs(near) and self.agrees(wave(number)):
+            if abs(number - near) <= NEAR * abs(near) and self.agrees(wave(number), cost - 2):
                 return number, min(cost, 2 + MOST_DIGITS)
         return near, 2 + MOST_DIGITS
 
@@ -150,17 +183,24 @@ class Explainer:
         """Ways to write the wave as fields that differ from a template's."""
         unit = RADIANS[template.unit]
         known = float(template.position_scale)
-        near = self.wave.rate / unit
+        near, decay = self.wave.rate / unit, None
         options = numbers(near) + fractions(near) + self._other_ends(template, near)
         scale, cost = self.shortest(known, options, near, lambda s: self.with_rate(s * unit))
-        wave = self.with_rate(scale * unit)
+        short_base = self.with_short_base(template) if scale != known else None
+        if short_base:
+            near, decay = short_base.rate / unit, short_base.decay
+            options = numbers(near) + fractions(near) + self._other_ends(template, near)
+            scale, cost = self.shortest(known, options, near, lambda s: self.with_rate(s * unit, decay=decay))
+        wave = self.with_rate(scale * unit, decay=decay)
         start: float = round(wave.start)
         if not wave.start.is_integer():
             options = numbers(wave.start) + fractions(wave.start)
             options += [(digits, first / scale) for digits, first in numbers(wave.start * scale)]
             options.append((3.0, 0.5 - 0.5 / scale))  # of interpolation: (row + 0.5) * scale - 0.5
-            start, digits = self.shortest(start, options, wave.start, lambda s: self.with_rate(scale * unit, s))
-            wave = self.with_rate(scale * unit, start)
+            start, digits = self.shortest(
+                start, options, wave.start, lambda s: self.with_rate(scale * unit, s, decay=decay)
+            )
+            wave = self.with_rate(scale * unit, start, decay)
             cost += digits
         fields: dict[str, Any] = {} if start == template.start else {"start": start}
         cost += len(fields)
@@ -199,12 +239,12 @@ class Explainer:
     def _base(self, template: Encoding, wave: Wave) -> Iterator[Explanation]:
         """Changes of base, shift or exponent_dim that give the decay of a wave."""
 
-        def fits(**fields: Any) -> bool:
+        def fits(digits: float = 0.0, **fields: Any) -> bool:
             try:
                 decay = wave_of(template.replace(**fields)).decay
             except (ValueError, OverflowError):
                 return False
-            return self.agrees(wave._replace(decay=decay))
+            return self.agrees(wave._replace(decay=decay), digits)
 
         if not exponent_step(template) or fits():
             yield Explanation({}, 0.0)
@@ -222,7 +262,7 @@ class Explainer:
                 options = numbers(math.exp(log))
                 inverse = numbers(math.exp(-log)) if log < 0 else []
                 options += [(n + 1, Expression(1 / b, f"1/{short(b)}")) for n, b in inverse if n <= FEW_DIGITS]
-                found = (item for item in sorted(options) if fits(base=item[1], **moved))
+                found = (item for item in sorted(options) if fits(item[0], base=item[1], **moved))
                 digits, base = next(found, (MOST_DIGITS, math.exp(log)))
                 if not moved or digits <= FEW_DIGITS:
                     yield Explanation({"base": base, **moved}, 2 + min(digits, MOST_DIGITS) + 3 * len(moved))
@@ -242,14 +282,19 @@ def numbers(value: float, likely: tuple[float, ...] = ()) -> list[tuple[float, f
 
 
 def fractions(value: float) -> list[tuple[float, float]]:
-    """(cost, number) of small fractions, and of small fractions times pi, near a value."""
+    """(cost, number) of small fractions, 1 / n for any n, and such fractions times pi, near a value."""
     found = []
-    for factor, cost in ((1.0, 1.0), (math.pi, 1.7)):
-        for largest in (1, 2, 4, 8, 16, 32, 64, 128, 256):
-            part = Fraction(value / factor).limit_denominator(largest)
-            if part and len(str(part.numerator)) < 5:
-                length = math.log10(abs(part.numerator) * part.denominator)
-                found.append((cost + length, factor * part.numerator / part.denominator))
+    for factor, cost in ((1.0, 0.5), (math.pi, 1.2), (2 * math.pi, 1.2)):
+        part = abs(value) / factor
+        parts = {Fraction(part).limit_denominator(2**k) for k in range(9)}
+        parts |= {Fraction(k, round(k / part)) for k in range(1, 10) if 0.5 < k / part < 1e5}
+        for top, bottom in {(part.numerator, part.denominator) for part in parts if part}:
+            number = math.copysign(factor * top / bottom, value)
+            text = f"{short(math.copysign(factor * top, value))}/{bottom}"
+            simple = digits_of(number) <= SOME_DIGITS or bottom == 1
+            digits = cost + math.log10(top * bottom)
+            if digits <= SOME_DIGITS:
+                found.append((digits, number if simple else Expression(number, text)))
     return found
 
 

@@ -28,8 +28,8 @@ class Match:
         extra_tokens: number of rows of zeros before the first position (class tokens).
         zero_rows: other rows that are zero although the encoding is not, such as a padding row.
         float32_angle: "" if the table has no float32 rounding errors in its angles; "float32_exp" or "float32_pow" if
-            `encoding` with this `angle` gives every value of it; "other" if it has those of another formula, and `note`
-            then says how many values the nearest one gives.
+            `encoding` with this `angle` gives every value of it; "other" if it has larger errors than rounding, as of
+            another formula, and `note` then says whether one of these two is nearer.
         alias_codes: for each alias, a line of Python that creates its encoding.
         note: further remarks, in a sentence or two.
         zero_columns: columns of zeros; `encoding` and `max_error` refer to the other columns.

@@ -28,6 +28,7 @@ PLAIN_BASES = (10.0, 100.0, 1000.0, 10000.0, 100000.0, 1000000.0)
 CHANGES = (0.03, 0.01, 0.003, 0.001)  # of a base, that are tried
 EXACT = 2.0**-22  # relative to the amplitude: with a smaller error a table has no angle errors
 ANGLES = ("float32_exp", "float32_pow")
+FEWER = 0.5  # largest ratio of the differing values, or of the errors, of a formula that is better than another
 
 
 class Candidate(NamedTuple):
@@ -145,7 +146,7 @@ def rank(table: StoredTable, candidates: Sequence[Candidate], lengths: tuple[int
     if float(compared.error.mean()) > NEAR * table.size:
         return Matches()
     closest = _match(table, candidate, [], compared, lengths)
-    return Matches((), _near_miss(closest.code, compared, live), closest)
+    return Matches((), _near_miss(closest.code, compared, live) + table.caveat, closest)
 
 
 def _is_alias(candidate: Candidate, others: Sequence[Candidate]) -> bool:
@@ -228,7 +229,9 @@ def _match(
     angle, remark = ("", "") if bool(compared.differs.any()) else _float32_angle(table, candidate, lengths)
     if angle:
         most = "" if dtype in (torch.bfloat16, torch.float16) else f", up to {float(compared.error.max()):.2g}"
-        notes.append(f"it has the angle errors of float32 arithmetic{most}: the encoding above is exact{remark}")
+        errors = "the angle errors of float32 arithmetic" if remark else "errors that float32 arithmetic may have"
+        known = remark or "; neither float32_exp nor float32_pow is nearer"
+        notes.append(f"it has {errors}{most}: the encoding above is exact{known}")
     if isinstance(encoding, Encoding) and encoding.dim > 2 and encoding.dim % 2 == 0:
         rotary = Encoding(encoding.dim, layout="cos_sin", base=encoding.base, odd=encoding.odd)
         if encoding == rotary:
@@ -267,27 +270,31 @@ def _base_uncertainty(table: StoredTable, candidate: Candidate) -> float:
 
 
 def _float32_angle(table: StoredTable, candidate: Candidate, lengths: Sequence[int] | None) -> tuple[str, str]:
-    """`Match.float32_angle`, and what to say about the formulas: which gives every value, or many more in float32 than
-    the exact encoding does."""
+    """`Match.float32_angle`, and what to say about a formula that is nearer than the exact encoding, or ""."""
     live, dtype = table.live(), table.rows.dtype
     some = live[scattered(len(live), ANGLE_ROWS)]
     single = dtype in (torch.float32, torch.float64)
 
-    def differing(rows: Tensor, value: Tensor) -> float:
-        """The fraction of the values in rows of the table that differ from those of a formula."""
-        return float((table.rows[rows] != value.to(dtype)).double().mean())
+    def apart(rows: Tensor, value: Tensor) -> tuple[float, float]:
+        """The fraction of the values in rows of the table that differ from those of a formula, and their rms error."""
+        held = table.rows[rows]
+        return float((held != value.to(dtype)).double().mean()), float((held.double() - value).square().mean()) ** 0.5
 
     value = candidate.values(some, lengths)
     if single and float((table.rows[some] - value).abs().max()) <= EXACT * table.size:
         return "", ""
-    exact = differing(some, value.float())
-    shares = {angle: differing(some, candidate.values(some, lengths, angle=angle)) for angle in ANGLES}
+    exact, error = apart(some, value.float())
+    shares = {angle: apart(some, candidate.values(some, lengths, angle=angle)) for angle in ANGLES}
     best = min(shares, key=lambda angle: shares[angle])
-    if not shares[best] and exact:
+    share = shares[best][0]
+    if not share and exact:
         chunks = live.split(max(1, CHUNK // candidate.encoding.dim))
-        if not any(differing(rows, candidate.values(rows, lengths, angle=best)) for rows in chunks):
+        if not any(apart(rows, candidate.values(rows, lengths, angle=best))[0] for rows in chunks):
             return best, f'; angle="{best}" repeats every value'
-    if not single or shares[best] > 0.5 * exact:
-        return "other" if single else "", ""
-    percent = [min(99, math.floor(100 * (1 - share))) for share in (shares[best], exact)]
+    if not single:
+        return "", ""
+    if share > FEWER * exact:
+        nearer = min(shares, key=lambda angle: shares[angle][1])
+        return "other", f'; angle="{nearer}" is nearer' if shares[nearer][1] <= FEWER * error else ""
+    percent = [min(99, math.floor(100 * (1 - part))) for part in (share, exact)]
     return "other", f'; angle="{best}" gives {percent[0]} % of its values bit for bit, the exact one {percent[1]} %'

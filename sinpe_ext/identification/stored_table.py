@@ -45,6 +45,12 @@ class StoredTable(NamedTuple):
         """The number of rows of zeros before the first other row."""
         return int(self.zero.int().argmin())
 
+    @property
+    def caveat(self) -> str:
+        """What to add to the reason why no encoding fits."""
+        is_16_bit = self.rows.dtype.itemsize == 2
+        return "; a table that was computed in 16-bit arithmetic is not recognised" if is_16_bit else ""
+
     def live(self) -> Tensor:
         """The indices of the rows that are not zero."""
         return (~self.zero).nonzero().flatten()

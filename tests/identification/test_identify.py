@@ -338,6 +338,9 @@ NO_ENCODING = {
     "rotary cos": (torch.cat([rotary(), rotary()], -1).cos(), "rotary"),
     "rotary, pairs": (rotary().repeat_interleave(2, -1).sin(), "rotary"),
     "rotary, complex": (torch.polar(torch.ones(256, 32), rotary()), "rotary"),
+    "rotary, scaled": (torch.cat([rotary(), rotary()], -1).cos() * 1.2, "rotary"),
+    "twice": (torch.cat([PAPER, PAPER], 1), "identify one half, table[:, :64]"),
+    "twice, pairs": (PAPER.repeat_interleave(2, -1), "identify one half, table[:, ::2]"),
     "ids": (torch.arange(512)[None], "int64"),
     "mask": (torch.ones(8, 8, dtype=torch.bool), "bool"),
     "zeros": (torch.zeros(64, 64), "zero"),
@@ -400,6 +403,15 @@ def test_changed_rows_are_named() -> None:
     matches = sinpe.identify(table(sinpe.convention("t2t", 64)) + learned(64, 64, 0.01))
     assert list(matches) == [] and "differs in every row" in matches.reason
     assert matches.closest is not None and matches.closest.name == "t2t" and not matches.closest.transposed
+
+
+@pytest.mark.parametrize("rows", [64, 512])
+def test_tables_computed_in_16_bits_are_not_recognised(rows: int) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        angle = torch.arange(rows, dtype=dtype)[:, None] * (10000.0 ** (-torch.arange(32) / 32)).to(dtype)
+        matches = sinpe.identify(torch.cat([angle.sin(), angle.cos()], 1))
+        assert not matches and "computed in 16-bit arithmetic" in matches.reason
+    assert "16-bit" not in sinpe.identify(PAPER + learned(64, 64, 0.01)).reason
 
 
 def test_bad_arguments() -> None:

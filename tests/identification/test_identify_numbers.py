@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -175,6 +177,72 @@ def test_odd_numbers_are_kept(number: int) -> None:
     assert off_at(FAR, match.encoding, encoding) < 1e-5
     for name, value in fields.items():
         assert getattr(match.encoding, name) == pytest.approx(value, rel=3e-8 if name == "amplitude" else 1e-10)
+
+
+def scaled(formula: str, rows: int, dim: int, scale: float, first: float = 0.0) -> torch.Tensor:
+    """A table at the positions (row + first) * scale, by a formula in float64 or in float32, in float32."""
+    position = ((torch.arange(rows, dtype=torch.float64) + first) * scale)[:, None]
+    index = torch.arange(0, dim, 2, dtype=torch.float64)
+    if formula == "exact":
+        angle = position * 10000 ** (-index / dim)
+    elif formula == "exp":
+        angle = position.float() * torch.exp(index.float() * (-math.log(10000.0) / dim))
+    else:
+        angle = position.float() / torch.pow(torch.tensor(10000.0), index.float() / dim)
+    return torch.cat([angle.sin(), angle.cos()], 1).float()
+
+
+SCALED = [  # rows, dim, position_scale, first row, position_scale as printed
+    (300, 64, 1 / 299, 0.0, "=1/299"),
+    (623, 128, 1 / 622, 0.0, "=1/622"),
+    (3777, 32, 1 / 3776, 0.0, "=1/3776"),
+    (719, 64, 1 / 719, 0.5, "=1/719"),
+    (926, 256, 1 / 926, 0.5, "=1/926"),
+    (770, 128, 2 * math.pi / 770, 0.5, "=3.141592653589793/385"),
+    (339, 128, 2 * math.pi / 339, 0.0, "=6.283185307179586/339"),
+    (110, 512, 3 / 995, 0.0, "=3/995"),
+    (378, 256, 9 / 1817, 0.0, ""),
+    (300, 64, 1 / 64, 0.0, "=0.015625"),
+    (300, 64, 0.004, 0.0, "=0.004"),
+]
+
+
+@pytest.mark.parametrize("formula", ["exact", "exp", "pow"])
+@pytest.mark.parametrize(("rows", "dim", "scale", "first", "printed"), SCALED)
+def test_fractions_as_scales(formula: str, rows: int, dim: int, scale: float, first: float, printed: str) -> None:
+    """Positions in [0, 1] or [0, 2 pi]: the angles are so small that their float32 errors hardly show."""
+    held = scaled(formula, rows, dim, scale, first)
+    (match,) = sinpe.identify(held)
+    assert match.name == "paper_concat" and match.start == first and f"position_scale{printed}" in match.code
+    assert match.encoding.position_scale == pytest.approx(scale, rel=EXACTLY) and match.encoding.base == 10000
+    if formula == "exact":
+        assert match.max_error < 4e-8 and match.float32_angle == "" and match.note == ""
+    for same in (copy.deepcopy(match), pickle.loads(pickle.dumps(match))):
+        assert same == match and repr(same) == repr(match)
+
+
+@pytest.mark.parametrize("scale", [0.00015844645574507449, 0.0018285832579799238, 0.0028654, 0.20001312726868092])
+@pytest.mark.parametrize("rows", [150, 278])
+def test_small_scales_keep_the_digits_that_the_table_shows(rows: int, scale: float) -> None:
+    (match,) = sinpe.identify(scaled("exact", rows, 64, scale))
+    assert match.max_error < 1e-7 and match.float32_angle == "" and match.encoding.base == 10000
+    assert match.encoding.position_scale == pytest.approx(scale, rel=1e-5)
+
+
+@pytest.mark.parametrize(("size", "rows"), [(300, 300), (100, 100), (25, 25), (300, 64)])
+def test_the_base_is_short_if_the_scale_is_not(size: int, rows: int) -> None:
+    """DETR's normalised positions, row / (size + 1e-6) * 2 pi."""
+    scale = 2 * math.pi / (size + 1e-6)
+    match = sinpe.identify(scaled("exact", rows, 64, scale, 1.0))[0]
+    assert match.encoding.base == 10000 and "base" not in match.code and match.max_error < 6e-8
+    assert match.start == 1 and match.encoding.position_scale == pytest.approx(scale, rel=1e-8)
+
+
+def test_errors_of_other_formulas_are_not_called_those_of_an_angle() -> None:
+    match = sinpe.identify(naive("power", 64, Encoding(64)))[0]
+    assert match.float32_angle == "other" and "neither float32_exp nor float32_pow" in match.note
+    assert "angle errors" not in match.note
+    assert "angle errors" in sinpe.identify(naive("exp", 64, Encoding(64)))[0].note
 
 
 @pytest.mark.parametrize("dtype", [FLOAT32, torch.float64], ids=str)
