@@ -208,13 +208,13 @@ class Explainer:
             fields["position_scale"] = scale
         root = math.sqrt(template.dim)
         roots = (root, 1 / root, math.sqrt(2) / root, 1 / template.dim, math.sqrt(0.5))
-        for ladder in self._base(template, wave):
-            decay = wave_of(template.replace(**ladder.fields)).decay
+        for explained in self._base(template, wave):
+            decay = wave_of(template.replace(**explained.fields)).decay
             with_amplitude = partial(Wave, wave.rate, decay, wave.start)
             options = numbers(wave.amplitude, roots)
             size, digits = self.shortest(template.amplitude, options, wave.amplitude, with_amplitude)
             amplitude = {} if size == template.amplitude else {"amplitude": size}
-            yield Explanation({**fields, **ladder.fields, **amplitude}, cost + ladder.cost + digits)
+            yield Explanation({**fields, **explained.fields, **amplitude}, cost + explained.cost + digits)
 
     def _other_ends(self, template: Encoding, rate: float) -> list[tuple[float, float]]:
         """(cost, position_scale) near a rate for which frequency 1 is at another index than 0: base ** (-index * step).
