@@ -79,7 +79,7 @@ class TileAdder {
     pages_.populate(to(slice, row), n * out_row_ * kSize);
   }
   // For for_each_streamed_row. Tiles are faster with dropout, which is limited by arithmetic, and for short rows (0.6
-  // to 1.1 of the time, Zen 5).
+  // to 1.1 of the time, Zen 4).
   bool can_stream() const { return can_stream_ && a_.dropout.drop_threshold == 0 && shape_.dim >= 1024; }
   StreamOptions stream_options() const {
     return {static_cast<float>(scale_), static_cast<float>(a_.alpha), dropout_, stores_};

@@ -21,7 +21,7 @@ constexpr int64_t kShortestRun = 4;
 constexpr int64_t kShortestCall = 12;
 
 // Values of the encoding per tile: 256 KiB of float32, well within a second-level cache, for many slices; for a single
-// one, what the first-level cache holds. Measured with one slice, Zen 5: 12,288 instead of 65,536 take 0.7 to 0.95 of
+// one, what the first-level cache holds. Measured with one slice, Zen 4: 12,288 instead of 65,536 take 0.7 to 0.95 of
 // the time.
 constexpr int64_t kTileOfMany = 65536, kTileOfOne = 12288;
 inline int64_t tile_rows(int64_t dim, int64_t values) {
