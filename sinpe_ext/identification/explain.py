@@ -24,8 +24,8 @@ DOUBLE = 2.0**-29  # errors of float64 formulas, relative to those of float32
 NEAR = 0.02  # largest relative difference of a simpler number from a fitted one
 FEW_DIGITS = 4.0  # of a number that is unlikely to be chance
 SOME_DIGITS = 5.0  # a longer number may be chance
-# Largest ratio of the rms error of a number to that of the fitted one, which absorbs some of the errors of a float32
-# formula: up to half of them.
+# Largest ratio of the errors of a number to those of the fitted one, which absorbs some of the errors of a float32
+# formula: half of them, with a few rows two thirds.
 NEARLY, AS_NEAR = 4.0, 1.1  # AS_NEAR: of a number that may be chance
 SINE_ERROR = 2.0**-22  # relative, of a sine or cosine in float32
 MOST_DIGITS = 8.0  # cost of an arbitrary number
@@ -124,7 +124,7 @@ class Explainer:
         if self.outside(self.wave) > NEAR_MISS:  # numbers within the errors of the fit are good enough
             self.slack = 4 * float(off[like].mean())
         self.most = max(MISROUNDED, 1.5 * self.outside(self.wave))
-        self.least = self.error(self.wave)
+        self.least = self.errors(self.wave)
 
     def outside(self, wave: Wave) -> float:
         """The fraction of the values that differ from a wave by more than rounding errors."""
@@ -134,15 +134,22 @@ class Explainer:
         allowed = self.samples.rounding() + self.slack + errors * (DOUBLE if self.exact else 1.0)
         return float(((self.samples.x - wave.at(t, self.channels)).abs() > allowed).double().mean())
 
-    def error(self, wave: Wave) -> float:
-        """The rms difference of the values from a wave."""
-        return float((self.samples.x - wave.at(self.samples.t.double(), self.channels)).square().mean()) ** 0.5
+    def errors(self, wave: Wave) -> tuple[float, float]:
+        """The rms and the largest difference of the values from a wave."""
+        apart = self.samples.x - wave.at(self.samples.t.double(), self.channels)
+        return float(apart.square().mean()) ** 0.5, float(apart.abs().max())
+
+    def is_near(self, wave: Wave, ratio: float) -> bool:
+        """Whether the errors of a wave are of the size of those of the fitted one."""
+        rms, largest = self.errors(wave)
+        noise = self.samples.noise
+        return rms <= ratio * self.least[0] + noise / 64 and largest <= NEARLY * self.least[1] + noise / 4
 
     def agrees(self, wave: Wave, digits: float = 0.0) -> bool:
         """Whether a wave of a number of some digits reproduces about as many values as the fitted one, as nearly."""
         ratio = AS_NEAR if digits > SOME_DIGITS else NEARLY
         if (wave, ratio) not in self.tried:
-            near = self.samples.unit > 2.0**-20 or self.error(wave) <= ratio * self.least + self.samples.noise / 64
+            near = self.samples.unit > 2.0**-20 or self.is_near(wave, ratio)
             self.tried[wave, ratio] = near and self.outside(wave) <= self.most
         return self.tried[wave, ratio]
 

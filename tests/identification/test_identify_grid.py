@@ -132,6 +132,16 @@ def test_centers_of_pixels_with_a_scale() -> None:
     assert float((rows - sinpe.encode(at, grid)).abs().max()) < 1e-6
 
 
+@pytest.mark.parametrize(("shape", "printed"), [((25, 34), ""), ((32, 32), ""), ((20, 28), "=(1/19, 1/27)")])
+def test_normalised_positions(shape: tuple[int, int], printed: str) -> None:
+    """DETR's, place / (length + 1e-6) * 2 pi, and places from 0 to 1: from an exact table, with no larger errors."""
+    grid = sinpe.convention("mae2d" if printed else "detr2d", 128)
+    ends = torch.tensor(shape, dtype=torch.float64) + (-1 if printed else 1e-6)
+    held = sinpe.encode(sinpe.positions.grid(shape, grid) / ends * (1 if printed else 6.283185307179586), grid)
+    match = found(held, shape=shape)
+    assert f"position_scale{printed}" in match.code and "base" not in match.code and match.max_error < 6e-8
+
+
 def test_names_of_the_same_grid_are_aliases() -> None:
     for name, fields, aliases in (
         ("mae2d", {}, ("monai2d",)),
