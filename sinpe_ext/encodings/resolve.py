@@ -76,7 +76,7 @@ def dim_beside(encoding: Any, dim: Any) -> int | None:
         return None
     if encoding is not None and not isinstance(encoding, str):
         raise TypeError(
-            f"dim: expected None, because encoding={shown(encoding)} has its own number of channels, got {shown(dim)}; "
+            f"dim: expected None, because encoding ({shown(encoding)}) has its own channels, got {shown(dim)}; "
             'leave it out, or pass a name for encoding, as in table(4096, "t2t", 512)'
         )
     # operator.index turns a symbolic int of a graph into a number.

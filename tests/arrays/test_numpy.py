@@ -123,7 +123,7 @@ BAD = [
     (lambda: sinpe.encode(np.broadcast_to(np.float32(0), (2**59,)), 8), ValueError, "^positions: "),
     (lambda: sinpe.table(3, "t2t"), TypeError, r'encoding: .*no dim.*convention\("t2t", dim\)'),
     (lambda: sinpe.table(3, None), TypeError, "dim: expected the number of channels with encoding=None"),
-    (lambda: sinpe.table(3, Encoding(8), dim=8), TypeError, "^dim: expected None, because Encoding"),
+    (lambda: sinpe.table(3, Encoding(8), dim=8), TypeError, r"^dim: expected None, because encoding \(Encoding\)"),
     (lambda: sinpe.table(3, Encoding(8, angle="float32_exp")), ValueError, 'encoding: expected angle="exact"'),
     (lambda: sinpe.table(3, 8, dtype="bfloat16"), TypeError, "dtype: expected float32.*bfloat16.*sinpe_ext.table"),
     (lambda: sinpe.table(3, 8, dtype=np.int64), TypeError, "dtype: expected float32, float64 or float16, got int64"),

@@ -201,7 +201,7 @@ FUNCTIONS: list[Case] = [
     (table(2**62, D), V, "what memory can address"),
     (table(4), T, "dim: expected the number of channels with encoding=None, got None; pass it, as in table"),
     (table(4, "t2t"), T, 'encoding: expected .* the name "t2t" and no dim .*; pass dim=, or conv'),
-    (table(4, 8, dim=8), T, "dim: expected None, because encoding=8 has its own"),
+    (table(4, 8, dim=8), T, r"dim: expected None, because encoding \(8\) has its own channels"),
     (table(4, "t2t", dim=0), V, "dim: expected an int in 1..16777216, got 0"),
     (table(4, "ddqm", dim=8), V, "expected the name of a convention, got"),
     (table(2, D, start=MAX), V, "start: expected every position .* within int64"),
