@@ -232,14 +232,18 @@ def drop_threshold(value: Any) -> int:
     return min(max(round(number * DROP_UNIT), 1), DROP_UNIT - 1) if 0.0 < number < 1.0 else int(number) * DROP_UNIT
 
 
+def float32_holds(first: float, rows: int = 0) -> bool:
+    """Whether torch.arange(rows) + first, whose sums are float32, is exact: at most 8 binary places below 2^15."""
+    return abs(first) + rows < 2**15 and (first * 256).is_integer()
+
+
 def start(value: Any) -> int:
     """Checks `start`; returns an int."""
     advice = "pass the int64 position of the first row"
     is_real = isinstance(value, numbers.Real)
     number = float(value) if is_real and abs(value) < 2**63 else 0.0  # 0 for NaN
     if not number.is_integer():
-        is_short = (number * 256).is_integer()  # exact in float32, in which torch.arange(n) + 0.5 is
-        more = f"{'' if is_short else '.double()'} {'-' if number < 0 else '+'} {abs(number)}"
+        more = f"{'' if float32_holds(number) else '.double()'} {'-' if number < 0 else '+'} {abs(number)}"
         advice = (
             f"for fractional positions, pass sinpe.encode(torch.arange(n){more}, encoding), or "
             f"positions=torch.arange(n){more} to add; for a grid, positions.grid(shape, encoding){more}"

@@ -13,6 +13,7 @@ from .. import functional
 from ..agreement import CHUNK, Comparison, compare, positions_of
 from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
+from ..encodings.values import float32_holds
 from .explain import FEW_DIGITS, digits_of
 from .fit import scattered
 from .match import Match, Matches
@@ -84,8 +85,8 @@ class Candidate(NamedTuple):
         """An expression for the positions of the rows; "" if they are those of the encoding."""
         if not self.starts:
             return ""
-        last = max(map(abs, self.starts)) + (max(lengths) if lengths else rows)
-        is_exact = last < 2**15 and all(first * 256 % 1 == 0 for first in self.starts)  # in float32
+        longest = max(lengths) if lengths else rows
+        is_exact = all(float32_holds(first, longest) for first in map(float, self.starts))
         offsets, index = self.starts, f"torch.arange({rows})"
         if lengths is not None:  # counted from the starts of the encoding
             encoding = self._encoding_code() if "axes" in self.fields else f'"{self.name}"'

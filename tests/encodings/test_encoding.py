@@ -237,6 +237,7 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"start": 2**63}, ValueError, "start: expected an int in"),
     ({"start": 0.5}, TypeError, "start: expected int, got float"),
     ({"start": 0.5}, TypeError, "pass sinpe.encode(torch.arange(n) + 0.5, encoding)"),
+    ({"start": 2.0**24 + 0.5}, TypeError, "pass sinpe.encode(torch.arange(n).double() + 16777216.5, encoding)"),
     ({"frequencies": (1, 2, 3)}, ValueError, "frequencies: expected 4 (one per pair of dim=8"),
     ({"frequencies": (1,) * 4, "cos_frequency": "own"}, ValueError, "frequencies: expected 8 (one per channel"),
     ({"frequencies": (1, 2, 3, math.inf)}, ValueError, "frequencies[3]: expected a finite number"),
