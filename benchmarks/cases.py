@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sinpe_ext as sinpe
-from sinpe_ext.naive import naive_table
+from sinpe_ext.reference.naive import naive_table
 
 from . import peers as peer
 

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from sinpe_ext.naive import BASE, naive_table
+from sinpe_ext.reference.naive import BASE, naive_table
 
 
 class NaiveModule(nn.Module):

@@ -22,7 +22,7 @@ import ulp  # noqa: E402
 from environments import commit  # noqa: E402
 
 import sinpe_ext as sinpe  # noqa: E402
-from sinpe_ext.naive import naive_table  # noqa: E402
+from sinpe_ext.reference.naive import naive_table  # noqa: E402
 
 DIM = 512
 PAGE = ROOT / "docs" / "accuracy.md"

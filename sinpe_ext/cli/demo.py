@@ -81,7 +81,7 @@ def accuracy() -> None:
     import numpy as np
     import torch
 
-    from ..naive import naive_table
+    from ..reference.naive import naive_table
 
     def errors(got: torch.Tensor, exact: Any) -> str:
         """The largest absolute error, and the largest error in float32 ULP of the exact value."""
@@ -108,7 +108,7 @@ def timing() -> None:
     from torch.nn.functional import dropout
     from torch.utils.benchmark import Timer
 
-    from ..naive import naive_table
+    from ..reference.naive import naive_table
 
     x, pe, encoding = torch.randn(8, 512, 1024), sinpe.table(512, 1024), sinpe.Encoding(1024)
     cases: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sinpe_ext.naive import naive_table
+from sinpe_ext.reference.naive import naive_table
 
 ROWS, DIM = 60, 16
 

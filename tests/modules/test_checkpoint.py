@@ -19,7 +19,7 @@ from widths import every_width, names_at
 import sinpe_ext as sinpe
 from sinpe_ext import SinusoidalEmbedding, TimestepEncoding
 from sinpe_ext import SinusoidalPositionalEncoding as Layer
-from sinpe_ext.naive import naive_table
+from sinpe_ext.reference.naive import naive_table
 
 D, ROWS = 64, 50
 PAPER = naive_table(torch.arange(float(ROWS)), D)  # as in existing models

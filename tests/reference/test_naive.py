@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import sinpe_ext as sinpe
-from sinpe_ext.naive import naive_table
+from sinpe_ext.reference.naive import naive_table
 
 
 def test_naive_table() -> None:
