@@ -14,13 +14,6 @@ void parallel_ranges(int64_t n, int64_t grain, RangeFunction fn, void* context);
 // Threads that a large parallel_for would use.
 int64_t parallel_threads();
 
-// While one exists, the calls of the thread that made it use no other threads. Builds without torch only.
-struct OneThread {
-  OneThread();
-  ~OneThread();
-  const bool before;
-};
-
 template <class F>
 void parallel_for(int64_t n, int64_t grain, const F& f) {
   if (n <= 0) return;

@@ -14,6 +14,7 @@ namespace sinpe {
 constexpr int64_t kPlanMagic = 0x53494E504531;  // "SINPE1"
 constexpr int64_t kPlanHeaderWords = 16;
 constexpr int64_t kPlanArrays = 5;
+constexpr int kPlanDigestAt = 11, kPlanDigestWords = 4;  // words of the header: a digest of the arrays; zero: none
 constexpr int64_t kMaxDim = int64_t{1} << 40;
 
 // One oscillator's frequency f in turns per position: whole + frac / 2^128, and the same f as turns_hi + turns_lo.
@@ -39,6 +40,7 @@ struct Plan {
   const int64_t* whole;    // [n_osc]
   const double* turns_hi;  // [n_osc]
   const double* turns_lo;  // [n_osc]
+  const int64_t* header;   // [kPlanHeaderWords] of the packed plan; null for a part of one
 
   SINPE_HD int64_t oscillator(int stream, int64_t i) const { return shared || stream == 0 ? i : n0 + i; }
   // Index of the oscillator of a channel, -1 if the channel is zero; *cosine: whether the channel is its cosine.
@@ -76,7 +78,8 @@ SINPE_HD Plan read_plan(const int64_t* packed_plan, const int64_t* header) {
           arrays + n,
           arrays + 2 * n,
           reinterpret_cast<const double*>(arrays + 3 * n),
-          reinterpret_cast<const double*>(arrays + 4 * n)};
+          reinterpret_cast<const double*>(arrays + 4 * n),
+          packed_plan};
 }
 SINPE_HD Plan read_plan(const int64_t* packed_plan) { return read_plan(packed_plan, packed_plan); }
 

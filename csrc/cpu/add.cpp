@@ -220,10 +220,12 @@ sinpe_status add_by_channels(const Plan& plan, const sinpe_add_arguments& a, int
   for (int64_t* of : {turned.sizes, turned.x_strides, turned.out_strides, rng_offsets + 1})
     std::swap(of[row], of[column]);
   const int64_t position_sets = positions.shared_by_batch() ? 1 : Shape(a).batch;
+  KeptRows kept;
+  if constexpr (std::is_same<Real, float>::value) find_kept(plan, positions, Shape(a), &kept);
   return for_each_part<T>(turned, kMostColumns, [&](const sinpe_add_arguments& part, int64_t position) {
     const Shape shape(part);
     const auto make_rows = [&] {
-      return ChannelMaker<Real>(plan, positions, position, shape.dim, static_cast<Real>(a.alpha));
+      return ChannelMaker<Real>(plan, positions, kept, position, shape.dim, static_cast<Real>(a.alpha));
     };
     const auto make_work = [&] { return TileAdder<T>(part, shape, pages, Shape(a).elements(), /*by_channels=*/true); };
     return for_each_row_tile<Real>(shape, position_sets, std::min(shape.rows, channels_per_tile(shape.dim)), make_rows,
@@ -266,12 +268,12 @@ class PointRows {
   PointRows(const Grid& grid, const Real* values) : grid_(grid), values_(values) {}
 
   // n grid points from `point`, `dim` channels each.
-  void operator()(int64_t, int64_t point, int64_t n, Real* pe) const {
+  Rows<Real> operator()(int64_t, int64_t point, int64_t n, TileMemory<Real>& tile) const {
     for (int k = 0; k < grid_.n_groups; ++k) {
       const ChannelGroup& p = grid_.groups[k];
       const int64_t inner = grid_.inner[p.axis], length = grid_.length[p.axis];
       int64_t coordinate = grid_.coordinate(point, p.axis), left = inner - point % inner;
-      Real* row = pe + p.first;
+      Real* row = tile.data() + p.first;
       for (int64_t r = 0; r < n; ++r, row += grid_.dim) {
         const Real* from = values_ + grid_.at(p, coordinate, 0);
         if (p.step == 1 && p.width >= 16) {
@@ -284,6 +286,7 @@ class PointRows {
         coordinate = coordinate + 1 == length ? 0 : coordinate + 1;
       }
     }
+    return {tile.data(), n};
   }
 
  private:
@@ -298,7 +301,8 @@ class ChannelRows {
   ChannelRows(const Grid& grid, const Real* values, int64_t first, int64_t width)
       : grid_(grid), values_(values), first_(first), width_(width) {}
 
-  void operator()(int64_t, int64_t row, int64_t n, Real* pe) const {
+  Rows<Real> operator()(int64_t, int64_t row, int64_t n, TileMemory<Real>& tile) const {
+    Real* pe = tile.data();
     for (int64_t r = row; r < row + n; ++r, pe += width_) {
       int64_t c;
       const int k = grid_.channel_group(r, &c);
@@ -308,6 +312,7 @@ class ChannelRows {
         points(grid_.groups[k], c, pe);
       }
     }
+    return {tile.data(), n};
   }
 
  private:

@@ -31,6 +31,7 @@ inline Plan part_of(const Plan& plan, int stream, int64_t i, int64_t count, bool
   part.whole += osc;
   part.turns_hi += osc;
   part.turns_lo += osc;
+  part.header = nullptr;
   return part;
 }
 
@@ -38,13 +39,22 @@ inline Plan part_of(const Plan& plan, int stream, int64_t i, int64_t count, bool
 template <class Real>
 class ChannelMaker {
  public:
-  ChannelMaker(const Plan& plan, const Positions& positions, int64_t row, int64_t columns, Real alpha)
-      : plan_(plan), positions_(positions), row_(row), columns_(columns), alpha_(alpha) {}
+  ChannelMaker(const Plan& plan, const Positions& positions, const KeptRows& kept, int64_t row, int64_t columns,
+               Real alpha)
+      : plan_(plan), positions_(positions), kept_(kept), row_(row), columns_(columns), alpha_(alpha) {}
 
   // n channels from `channel`, with the positions of a position set.
-  void operator()(int64_t position_set, int64_t channel, int64_t n, Real* out) {
-    for (int64_t c = 0; c < n; c += kStrip)
-      strip(position_set, channel + c, std::min(kStrip, n - c), out + c * columns_);
+  Rows<Real> operator()(int64_t position_set, int64_t channel, int64_t n, TileMemory<Real>& tile) {
+    for (int64_t c = 0; c < n; c += kStrip) {
+      const int64_t count = std::min(kStrip, n - c);
+      Real* const out = tile.data() + c * columns_;
+      if (kept_.found()) {
+        turn_kept(position_set, channel + c, count, out);
+      } else {
+        strip(position_set, channel + c, count, out);
+      }
+    }
+    return {tile.data(), n};
   }
 
  private:
@@ -75,30 +85,44 @@ class ChannelMaker {
     for (int64_t r = 0; r < columns_; r += kBlockRows) {
       const int64_t count = std::min(kBlockRows, columns_ - r);
       positions_.rows(maker, position_set, row_ + r, count, rows_, part.dim);
-      for (int64_t k = 0; k < part.dim; ++k) {
-        if constexpr (std::is_same<Real, float>::value) {
-          for (; k + 4 <= part.dim; k += 4) turn_four(part.dim, k, count, r, out, row_of);
-        }
-        if (k < part.dim) turn(part.dim, k, 0, count, out + row_of(k) * columns_ + r);
+      turn(rows_, part.dim, count, part.dim, out + r, row_of);
+    }
+  }
+
+  // n channels of kept rows.
+  void turn_kept(int64_t position_set, int64_t channel, int64_t n, Real* out) {
+    if constexpr (std::is_same<Real, float>::value) {
+      for (int64_t r = 0, count; r < columns_; r += count) {
+        const float* rows = kept_.at(positions_.integer_at(position_set, row_ + r), &count);
+        count = positions_.are_consecutive() ? std::min(count, columns_ - r) : 1;
+        turn(rows + channel, plan_.dim, count, n, out + r, [](int64_t k) { return k; });
       }
     }
   }
 
-  // Column k of rows_ [from, count), of `dim` channels, times alpha, as a row.
-  void turn(int64_t dim, int64_t k, int64_t from, int64_t count, Real* to) const {
-    for (int64_t j = from; j < count; ++j) to[j] = rows_[j * dim + k] * alpha_;
-  }
-  // Columns k to k + 3.
+  // Columns [0, n) of `count` rows, `stride` apart, as rows of `out`, times alpha: column k as row row_of(k).
   template <class RowOf>
-  void turn_four(int64_t dim, int64_t k, int64_t count, int64_t r, float* out, const RowOf& row_of) const {
+  void turn(const Real* rows, int64_t stride, int64_t count, int64_t n, Real* out, const RowOf& row_of) const {
+    int64_t k = 0;
+    if constexpr (std::is_same<Real, float>::value) {
+      for (; k + 4 <= n; k += 4) turn_four(rows + k, stride, count, k, out, row_of);
+    }
+    for (; k < n; ++k) turn_one(rows + k, stride, 0, count, out + row_of(k) * columns_);
+  }
+  void turn_one(const Real* rows, int64_t stride, int64_t from, int64_t count, Real* to) const {
+    for (int64_t j = from; j < count; ++j) to[j] = rows[j * stride] * alpha_;
+  }
+  // Columns k to k + 3, of which `rows` begins with the first.
+  template <class RowOf>
+  void turn_four(const float* rows, int64_t stride, int64_t count, int64_t k, float* out, const RowOf& row_of) const {
     typedef float Four __attribute__((vector_size(16)));
     float* to[4];
-    for (int i = 0; i < 4; ++i) to[i] = out + row_of(k + i) * columns_ + r;
+    for (int i = 0; i < 4; ++i) to[i] = out + row_of(k + i) * columns_;
     int64_t j = 0;
     for (; j + 4 <= count; j += 4) {
       Four v[4];
       for (int i = 0; i < 4; ++i) {
-        std::memcpy(v + i, rows_ + (j + i) * dim + k, sizeof v[i]);
+        std::memcpy(v + i, rows + (j + i) * stride, sizeof v[i]);
         v[i] = v[i] * alpha_;
       }
       const Four a = __builtin_shufflevector(v[0], v[1], 0, 4, 1, 5),
@@ -111,11 +135,12 @@ class ChannelMaker {
       v[3] = __builtin_shufflevector(c, d, 2, 3, 6, 7);
       for (int i = 0; i < 4; ++i) std::memcpy(to[i] + j, v + i, sizeof v[i]);
     }
-    for (int i = 0; i < 4; ++i) turn(dim, k + i, j, count, to[i]);
+    for (int i = 0; i < 4; ++i) turn_one(rows + i, stride, j, count, to[i]);
   }
 
   const Plan& plan_;
   const Positions& positions_;
+  const KeptRows& kept_;
   int64_t row_, columns_;
   Real alpha_;
   alignas(64) Real rows_[kBlockRows * kStrip];

@@ -13,27 +13,18 @@
 #endif
 
 namespace sinpe {
-namespace {
-
-thread_local bool is_alone = false;
-
-}  // namespace
-
-OneThread::OneThread() : before(is_alone) { is_alone = true; }
-OneThread::~OneThread() { is_alone = before; }
 
 #if defined(SINPE_OPENMP)
 
-int64_t parallel_threads() { return is_alone || omp_in_parallel() ? 1 : omp_get_max_threads(); }
+int64_t parallel_threads() { return omp_in_parallel() ? 1 : omp_get_max_threads(); }
 
 #else
 
 // OMP_NUM_THREADS also controls NumPy's own libraries.
 int64_t parallel_threads() {
-  if (is_alone) return 1;
   const char* text = std::getenv("OMP_NUM_THREADS");
   const long wanted = text == nullptr ? 0 : std::strtol(text, nullptr, 10);
-  const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  static const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());  // the system reads a file
   return wanted > 0 ? std::min<int64_t>(wanted, 4 * cores) : cores;
 }
 

@@ -11,10 +11,12 @@
 #pragma once
 
 #include <cstdlib>
+#include <cstring>
 #include <optional>
 
 #include "core/layout.h"
 #include "cpu/exceptions.h"
+#include "cpu/kept_rows.h"
 #include "cpu/populate.h"
 #include "cpu/row_maker.h"
 
@@ -85,6 +87,30 @@ class Positions {
     return static_cast<const int64_t*>(a_.positions)[batch * a_.position_strides[0]];
   }
 
+  // For integers: the lowest and the highest position of all rows. Returns false for floats.
+  bool range(const Shape& shape, int64_t* lowest, int64_t* highest) const {
+    if (a_.positions == nullptr) {
+      *lowest = first_, *highest = first_ + (shape.rows - 1);
+      return true;
+    }
+    if (a_.position_dtype != SINPE_INT64) return false;
+    *lowest = INT64_MAX, *highest = INT64_MIN;
+    const int64_t step = are_consecutive() ? std::max<int64_t>(1, shape.rows - 1) : 1;  // the first and last are enough
+    for (int64_t b = 0; b < (shared_by_batch() ? 1 : shape.batch); ++b) {
+      for (int64_t row = 0; row < shape.rows; row += step) {
+        const int64_t p = integer_at(b, row);
+        *lowest = std::min(*lowest, p), *highest = std::max(*highest, p);
+      }
+    }
+    return true;
+  }
+
+  // The position of a row of a batch element, if positions are integers.
+  int64_t integer_at(int64_t batch, int64_t row) const {
+    if (are_consecutive()) return first(batch) + row;
+    return static_cast<const int64_t*>(a_.positions)[batch * a_.position_strides[0] + row * a_.position_strides[1]];
+  }
+
   template <class Real>
   void rows(RowMaker& maker, int64_t batch, int64_t row, int64_t n, Real* out, int64_t dim) const {
     if (are_consecutive()) return maker.consecutive(first(batch) + row, n, out, dim);
@@ -138,25 +164,42 @@ class Padding {
   int64_t middle_;
 };
 
-// Memory for a tile of n values. Small tiles, such as those of a decoding step, are on the stack, because an allocation
-// would take too long. Aligned to cache lines: a vector load across two lines takes twice as long.
+// Memory for a tile of n values, allocated when it is first used. Small tiles, such as those of a decoding step, are on
+// the stack, because an allocation would take too long. Aligned to cache lines: a vector load across two lines takes twice
+// as long.
 template <class Real>
 class TileMemory {
  public:
-  explicit TileMemory(int64_t n, bool zeros) {
-    if (n > kFew) many_.reset(new Real[static_cast<size_t>(n + kLine)]);
-    if (zeros) std::fill_n(data(), n, Real{});
-  }
+  TileMemory(int64_t n, bool zeros) : n_(n), zeros_(zeros) {}
   Real* data() {
-    if (many_ == nullptr) return few_;
-    const uintptr_t past = reinterpret_cast<uintptr_t>(many_.get()) / sizeof(Real) % kLine;
-    return many_.get() + (kLine - past) % kLine;
+    if (data_ == nullptr) allocate();
+    return data_;
   }
 
  private:
+  void allocate() {
+    data_ = few_;
+    if (n_ > kFew) {
+      many_.reset(new Real[static_cast<size_t>(n_ + kLine)]);
+      const uintptr_t past = reinterpret_cast<uintptr_t>(many_.get()) / sizeof(Real) % kLine;
+      data_ = many_.get() + (kLine - past) % kLine;
+    }
+    if (zeros_) std::fill_n(data_, n_, Real{});
+  }
+
   static constexpr int64_t kFew = 1024, kLine = 64 / sizeof(Real);
+  int64_t n_;
+  bool zeros_;
+  Real* data_ = nullptr;
   alignas(64) Real few_[kFew];
   std::unique_ptr<Real[]> many_;
+};
+
+// Rows that follow each other in memory.
+template <class Real>
+struct Rows {
+  const Real* pe;
+  int64_t n;
 };
 
 constexpr int64_t kMinTileRows = 8, kMinChunkSlices = 8;
@@ -166,21 +209,29 @@ inline int64_t tile_for_threads(int64_t tile, int64_t rows, int64_t threads) {
   return threads == 1 ? tile : std::min(tile, std::max(kMinTileRows, rows / (4 * threads)));
 }
 
-// Calls work(first slice, last slice, row, n, pe) so that every row of every slice is processed once. make_rows()
-// creates one thread's generator of rows; generator(position_set, row, n, pe) computes n of them. make_work() creates
-// the work function of one thread. With `zeros`, a tile holds zeros where the generator writes nothing.
+// Calls work(first slice, last slice, row, n, pe) so that every row of every slice is processed once. make_rows() creates
+// one thread's generator of rows; generator(position_set, row, n, tile) returns up to n of them, which it computes in
+// tile.data() or has already. make_work() creates the work function of one thread. With `zeros`, a tile holds zeros where
+// the generator writes nothing.
 template <class Real, class MakeRows, class MakeWork>
 sinpe_status for_each_row_tile(const Shape& shape, int64_t position_sets, int64_t tile, const MakeRows& make_rows,
                                const MakeWork& make_work, bool zeros = false) {
   using Work = decltype(make_work());
+  const auto apply = [](auto& maker, auto& work, TileMemory<Real>& memory, int64_t position_set, int64_t first,
+                        int64_t last, int64_t row, int64_t n) {
+    for (const int64_t end = row + n; row < end;) {
+      const Rows<Real> rows = maker(position_set, row, end - row, memory);
+      work(first, last, row, rows.n, rows.pe);
+      row += rows.n;
+    }
+  };
   const int64_t all_slices = shape.batch * shape.middle;
   const bool is_small = all_slices * shape.rows * shape.dim <= kGrain;
   if (is_small && position_sets == 1 && shape.rows <= tile) {  // a single task, without the divisions below
     auto maker = make_rows();
     auto work = make_work();
-    TileMemory<Real> pe(shape.rows * shape.dim, zeros);
-    maker(0, 0, shape.rows, pe.data());
-    work(0, all_slices, 0, shape.rows, pe.data());
+    TileMemory<Real> memory(shape.rows * shape.dim, zeros);
+    apply(maker, work, memory, 0, 0, all_slices, 0, shape.rows);
     return SINPE_OK;
   }
   // Several tasks for each thread, so that none waits long for the others: tiles of fewer rows, and if these are too
@@ -198,7 +249,7 @@ sinpe_status for_each_row_tile(const Shape& shape, int64_t position_sets, int64_
   return parallel_status(tasks, grain, [&](int64_t begin, int64_t end) {
     auto maker = make_rows();
     auto work = make_work();
-    TileMemory<Real> pe(tile * shape.dim, zeros);
+    TileMemory<Real> memory(tile * shape.dim, zeros);
     // The tiles of a single slice are small, so that its pages are populated for several at a time.
     std::optional<PagesAhead> ahead;
     if constexpr (Work::kStreams) {
@@ -212,8 +263,8 @@ sinpe_status for_each_row_tile(const Shape& shape, int64_t position_sets, int64_
       if constexpr (Work::kStreams) {
         if (ahead) ahead->until(work.to(first, row + n));
       }
-      maker(position_set, row, n, pe.data());
-      work(first + slices * chunk / chunks, first + slices * (chunk + 1) / chunks, row, n, pe.data());
+      apply(maker, work, memory, position_set, first + slices * chunk / chunks, first + slices * (chunk + 1) / chunks,
+            row, n);
     }
   });
 }
@@ -244,8 +295,66 @@ sinpe_status for_each_streamed_row(const Plan& plan, const RowState& steps, cons
   });
 }
 
-// for_each_row_tile with the rows of a plan, times alpha. RowMaker computes them: one from another (rows_rotate.inc)
-// where positions are consecutive, else each from its position (rows_direct.inc).
+// Looks for the rows of a call among those that are kept.
+inline void find_kept(const Plan& plan, const Positions& positions, const Shape& shape, KeptRows* kept) {
+  int64_t lowest, highest;
+  const int64_t position_sets = positions.shared_by_batch() ? 1 : shape.batch;
+  if (positions.range(shape, &lowest, &highest)) kept->find(plan, lowest, highest, position_sets * shape.rows);
+}
+
+// The rows of a plan for one thread, times alpha: those that are kept, or else computed by RowMaker, one from another
+// (rows_rotate.inc) where positions are consecutive, otherwise each from its position (rows_direct.inc).
+template <class Real>
+class PlanRows {
+ public:
+  PlanRows(const Plan& plan, const RowState* steps, const Positions& positions, const KeptRows& kept, Real alpha)
+      : maker_(plan, steps), positions_(positions), kept_(kept), dim_(plan.dim), alpha_(alpha) {}
+
+  Rows<Real> operator()(int64_t position_set, int64_t row, int64_t n, TileMemory<Real>& tile) {
+    Rows<Real> rows{nullptr, n};
+    if constexpr (std::is_same<Real, float>::value) {
+      if (kept_.found()) rows = kept(position_set, row, n, tile);
+    }
+    if (rows.pe == nullptr) {
+      positions_.rows(maker_, position_set, row, n, tile.data(), dim_);
+      rows.pe = tile.data();
+    }
+    if (alpha_ != Real{1}) {
+      row_kernels().of<Real>().round(rows.pe, alpha_, tile.data(), rows.n * dim_);
+      rows.pe = tile.data();
+    }
+    return rows;
+  }
+
+ private:
+  // Fewer values than these are copied into the tile, so that the work function is called once.
+  static constexpr int64_t kFewValues = 2048;
+
+  Rows<Real> kept(int64_t position_set, int64_t row, int64_t n, TileMemory<Real>& tile) const {
+    int64_t run, unused;
+    if (positions_.are_consecutive()) {
+      const Real* pe = kept_.at(positions_.first(position_set) + row, &run);
+      return {pe, std::min(n, run)};
+    }
+    const auto position = [&](int64_t r) { return positions_.integer_at(position_set, row + r); };
+    const Real* pe = kept_.at(position(0), &run);
+    int64_t r = 1;
+    while (r < std::min(n, run) && position(r) == position(r - 1) + 1) ++r;
+    if (r == n || r * dim_ >= kFewValues) return {pe, r};
+    for (r = 0; r < n; ++r) {
+      std::memcpy(tile.data() + r * dim_, kept_.at(position(r), &unused), static_cast<size_t>(dim_) * sizeof(Real));
+    }
+    return {tile.data(), n};
+  }
+
+  RowMaker maker_;
+  const Positions& positions_;
+  const KeptRows& kept_;
+  int64_t dim_;
+  Real alpha_;
+};
+
+// for_each_row_tile with the rows of a plan, times alpha.
 template <class Real, class MakeWork>
 sinpe_status for_each_tile(const Plan& plan, const sinpe_add_arguments& a, int64_t first, Real alpha,
                            const MakeWork& make_work) {
@@ -254,20 +363,18 @@ sinpe_status for_each_tile(const Plan& plan, const sinpe_add_arguments& a, int64
   const Positions positions(a, first);
   const int64_t position_sets = positions.shared_by_batch() ? 1 : shape.batch;
   const bool alone = shape.batch * shape.middle == position_sets;
-  const std::unique_ptr<RowState> steps = shared_steps(plan, std::is_same<Real, double>::value ? 0 : shape.rows);
+  KeptRows kept;
+  if constexpr (std::is_same<Real, float>::value) find_kept(plan, positions, shape, &kept);
+  const bool has_runs = std::is_same<Real, float>::value && !kept.found();
+  const std::unique_ptr<RowState> steps = shared_steps(plan, has_runs ? shape.rows : 0);
   if constexpr (std::is_same<Real, float>::value && Work::kStreams) {
     if (steps != nullptr && alone && positions.are_consecutive() && make_work().can_stream()) {
       return for_each_streamed_row<typename Work::Element>(plan, *steps, shape, position_sets, positions, make_work);
     }
   }
-  const auto make_rows = [&] {
-    return [&, maker = RowMaker(plan, steps.get())](int64_t position_set, int64_t row, int64_t n, Real* pe) mutable {
-      positions.rows(maker, position_set, row, n, pe, shape.dim);
-      if (alpha == Real{1}) return;
-      for (int64_t i = 0; i < n * shape.dim; ++i) pe[i] *= alpha;
-    };
-  };
-  const int64_t most = tile_rows(shape.dim, alone ? kTileOfOne : kTileOfMany);
+  const auto make_rows = [&] { return PlanRows<Real>(plan, steps.get(), positions, kept, alpha); };
+  const bool needs_tile = !kept.found() || alpha != Real{1} || !positions.are_consecutive();
+  const int64_t most = needs_tile ? tile_rows(shape.dim, alone ? kTileOfOne : kTileOfMany) : shape.rows;
   return for_each_row_tile<Real>(shape, position_sets, std::min(shape.rows, most), make_rows, make_work);
 }
 

@@ -15,18 +15,16 @@
 #include <thread>
 #include <vector>
 
-#include "core/parallel.h"
 #include "pybind/torch_objects.h"
 
 namespace sinpe_repeat {
 
-// The largest result on the CPU for which one thread is fastest.
+// The largest result on the CPU that one thread computes, while it holds Python's lock.
 constexpr int64_t kFewElements = 1 << 16;
 
-// The kernels by DLPack's type of device; null: none are loaded. Those of the CPU are at first this module's own copy,
-// which is also used for few elements: it runs on the calling thread. Those of a library that uses torch's threads
-// replace them.
-inline const sinpe::Kernels* kernels[] = {nullptr, &sinpe::cpu_kernels(), nullptr};
+// The kernels by DLPack's type of device; null: none are loaded. Those of the CPU are not this module's own copy, which has
+// threads, and rows that are kept, of its own.
+inline const sinpe::Kernels* kernels[] = {nullptr, nullptr, nullptr};
 
 // set_kernels(device_type, address): the struct Kernels of a loaded library (core/kernels.h).
 inline PyObject* set_kernels(PyObject*, PyObject* const* items, Py_ssize_t count) {
@@ -315,17 +313,15 @@ class Repetition {
     return n;
   }
   bool is_small() const { return out_.view.device_type == sinpe::kHostMemory && elements() <= kFewElements; }
-  const sinpe::Kernels& library_for() const {
-    return is_small() ? sinpe::cpu_kernels() : *kernels[out_.view.device_type];
-  }
+  const sinpe::Kernels& library_for() const { return *kernels[out_.view.device_type]; }
 
   // Whether the kernels may be called now. A profiler sees the operator that Python calls, except of calls so short that
   // it would measure itself. Only Python checks values in the memory of a device (SINPE_EXT_CHECK).
   bool is_ready() const {
-    if (is_small()) return true;
     const sinpe::Kernels* library = kernels[out_.view.device_type];
-    if (library == nullptr || elements() > library->max_elements ||
-        !is(PyObject_CallNoArgs(torch_objects.is_profiled), Py_False))
+    if (library == nullptr) return false;
+    if (is_small()) return true;
+    if (elements() > library->max_elements || !is(PyObject_CallNoArgs(torch_objects.is_profiled), Py_False))
       return false;
     if (library->in_host_memory) return true;
     const char* check = std::getenv("SINPE_EXT_CHECK");
@@ -467,7 +463,6 @@ class Repetition {
 
 // repeat(function, arguments) -> the result, or None if no kept call is like this one.
 inline PyObject* repeat(PyObject*, PyObject* const* items, Py_ssize_t count) {
-  const sinpe::OneThread one_thread;
   const size_t function = count == 2 ? PyLong_AsSize_t(items[0]) : kFunctions;
   if (function >= kFunctions || !PyTuple_Check(items[1]) || PyTuple_GET_SIZE(items[1]) > kArguments) {
     PyErr_SetString(PyExc_TypeError, "repeat: expected the number of a function and its arguments as a tuple");

@@ -4,7 +4,8 @@ The packed array, `packed`, is all that a kernel knows of an encoding: kernels h
 layout (int64 in host byte order; unsigned values in two's complement):
 
     0 magic "SINPE1"   1 number of words   2 dim   3 n0   4 n1   5 flags   6 amplitude (float64 bits)
-    7 n_osc   8 start   9 zero   10 largest |turns_hi| (float64 bits)   11..15 zero (reserved)
+    7 n_osc   8 start   9 zero   10 largest |turns_hi| (float64 bits)
+    11..14 SHA-256 of the arrays: plans with the same header are equal   15 zero
     then five arrays of n_osc words: fraction high, fraction low, whole, turns_hi (float64 bits), turns_lo (the same)
 
 The channels form two streams, one of sines and one of cosines, of n0 and n1 channels. Interleaved: stream 0 is channels
@@ -15,6 +16,7 @@ otherwise the first n0 oscillators belong to stream 0 and the others to stream 1
 
 from __future__ import annotations
 
+import hashlib
 import math
 from array import array
 from dataclasses import dataclass, replace
@@ -32,6 +34,7 @@ HEADER_WORDS = 16
 ARRAYS = 5
 FLAG_INTERLEAVED, FLAG_SHARED, FLAG_Q0, FLAG_Q1 = 1, 2, 4, 8
 FLAGS_WORD = 5
+DIGEST = slice(11, 15)
 _MASK64 = 2**64 - 1
 _MASK128 = 2**128 - 1
 
@@ -80,6 +83,7 @@ class Plan:
         packed += array("q", self.whole)
         packed += _as_words(array("d", self.turns_hi))
         packed += _as_words(array("d", self.turns_lo))
+        packed[DIGEST] = array("q", hashlib.sha256(packed[HEADER_WORDS:].tobytes()).digest())
         return packed
 
     @lru_cache(maxsize=256)  # noqa: B019  (one for each of the plans, which are kept anyway)

@@ -54,6 +54,16 @@ inline TestPlan make_plan(int64_t dim, int layout, bool own, double amplitude = 
   return plan_of(turns, dim, layout, own, amplitude);
 }
 
+// Fills in the digest of a plan's arrays, so that its rows may be kept. Not that of Python: any that differs between plans.
+inline void set_digest(TestPlan* made) {
+  for (size_t k = 0; k < 4; ++k) {
+    uint64_t sum = 0xCBF29CE484222325u + k;
+    for (size_t i = 16; i < made->words.size(); ++i)
+      sum = (sum ^ static_cast<uint64_t>(made->words[i])) * 0x100000001B3u ^ sum >> 29;
+    made->words[11 + k] = static_cast<int64_t>(sum);
+  }
+}
+
 // A plan of one shared oscillator with a frequency of exactly f turns.
 inline TestPlan one_frequency(double f, double amplitude) {
   TestPlan made = make_plan(2, 0, false, amplitude);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import hashlib
 import random
 import struct
 from decimal import Decimal
@@ -182,7 +183,8 @@ def test_words() -> None:
         assert p.packed.typecode == "q" and len(words) == HEADER_WORDS + ARRAYS * n
         assert words[:6] == [MAGIC, len(words), e.dim, p.n0, p.n1, flags] and MAGIC.to_bytes(6, "big") == b"SINPE1"
         assert doubles[6] == e.amplitude and words[7:9] == [n, e.start]
-        assert doubles[10] == max(map(abs, p.turns_hi), default=0.0) and not words[9] and not any(words[11:16])
+        assert doubles[10] == max(map(abs, p.turns_hi), default=0.0) and not words[9] and not words[15]
+        assert p.packed[11:15].tobytes() == hashlib.sha256(p.packed[16:].tobytes()).digest()
         high, low, whole, turns_hi, turns_lo = (slice(16 + k * n, 16 + (k + 1) * n) for k in range(5))
         assert [(a << 64) + b for a, b in zip(unsigned[high], unsigned[low], strict=True)] == list(p.fractions)
         assert tuple(words[whole]) == p.whole
