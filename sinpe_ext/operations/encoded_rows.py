@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import reference, torch_state
+from .. import torch_state
 from ..encodings import resolve
 from ..encodings.plan import plan as _plan_of
 from ..encodings.values import position_range
 from ..operator import Derivative, Operator, one_by_one
 from ..records import Dropout, Encode, PlanAngularFrequencies, PlanPartner, RowDots, Size, Table, TableOut, TreeSum
-from ..reference import apply, float32_angle, onnx, tree_sum
+from ..reference import apply, float32_angle, kept_rows, onnx, tree_sum
 from ..reference.tiles import accumulation, arranged, widest
 from .dropout import scaled
 from .plans import (
@@ -157,18 +157,23 @@ def reduced(each: Tensor, positions: Tensor) -> Tensor:
     return (each if each.dim() > 1 else each.unsqueeze(0)).sum_to_size(positions.shape).to(positions.dtype)
 
 
-def _table(t: Table) -> Tensor:
+def _table(t: Table, is_new: bool) -> Tensor:
     plan = decoded(t.plan)
     position_range(plan.start + t.start, t.length)  # a graph may pass an unchecked start
-    return reference.table(plan, t.length, plan.start + t.start, t.dtype, t.plan.device)
+    return kept_rows.table(plan, t.length, plan.start + t.start, t.dtype, t.plan.device, is_new)
 
 
-TABLE = Operator("table", Table, reference=_table, fake=lambda t: t.plan.new_empty((t.length, t.dim), dtype=t.dtype))
+TABLE = Operator(
+    "table",
+    Table,
+    reference=lambda t: _table(t, True),
+    fake=lambda t: t.plan.new_empty((t.length, t.dim), dtype=t.dtype),
+)
 TABLE_OUT = Operator(
     "table_out",
     TableOut,
     "()",
-    reference=lambda t, out: out.copy_(_table(Table(t.plan, t.start, out.shape[0], out.shape[1], out.dtype))),
+    reference=lambda t, out: out.copy_(_table(Table(t.plan, t.start, out.shape[0], out.shape[1], out.dtype), False)),
 )
 
 
@@ -189,7 +194,7 @@ def _encode_gradients(e: Encode, needed: Encode, grad: Tensor) -> dict[str, Tens
 ENCODE = Operator(
     "encode",
     Encode,
-    reference=lambda e: reference.encode(decoded(e.plan), e.positions, e.dtype),
+    reference=lambda e: kept_rows.encode(decoded(e.plan), e.positions, e.dtype),
     fake=lambda e: e.positions.new_empty((*e.positions.shape, e.dim), dtype=e.dtype),
     vmap=_encode_batched,
     derivative=Derivative(_encode_gradients, values=lambda needed: ("positions", "plan")),

@@ -51,8 +51,10 @@ def add(plan: Plan | None, a: Add, out: Tensor | None = None) -> Tensor:
     else:
         assert a.axis_rows is not None
         pe = packed_grid.decoded(a.axis_rows, a.plan)
-    _combine(x.narrow(-2, extra, count), pe, a, out.narrow(-2, extra, count))
-    if extra:
+    if not extra:
+        _combine(x, pe, a, out)
+    else:
+        _combine(x.narrow(-2, extra, count), pe, a, out.narrow(-2, extra, count))
         _combine(x.narrow(-2, 0, extra), None, a, out.narrow(-2, 0, extra))
     return _drop_(out, a)
 
@@ -265,15 +267,14 @@ def _combine(x: Tensor, pe: Tensor | None, a: Any, out: Tensor) -> None:
     """
     if not x.numel():
         return
+    acc, scale, drop_threshold = accumulation(x.dtype), a.scale, a.drop_threshold
+    padding_mask = None if pe is None else a.padding_mask
+    if pe is not None and padding_mask is None and scale == 1.0 and not drop_threshold and x.dtype == acc:
+        torch.add(x, pe, out=out)  # no intermediate results
+        return
+    kept_scale = philox.kept_scale(drop_threshold)
     along = max(range(max(1, x.dim() - 1)), key=lambda d: x.shape[d])
     at_once = max(1, block(x.device) // (x.numel() // x.shape[along]))
-    acc, scale, drop_threshold, kept_scale = (
-        accumulation(x.dtype),
-        a.scale,
-        a.drop_threshold,
-        philox.kept_scale(a.drop_threshold),
-    )
-    padding_mask = None if pe is None else a.padding_mask
     pe = None if pe is None else pe.expand(x.shape)
     padded = None if padding_mask is None else arranged(padding_mask.unsqueeze(-1), x.dim()).expand(x.shape)
     for first in range(0, x.shape[along], at_once):

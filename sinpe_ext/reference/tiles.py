@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..encodings.plan import Plan
 from .arrays import arrays
-from .rows import COMPUTED_HERE, encode, table
+from .kept_rows import encode, table
+from .rows import COMPUTED_HERE
 
 FEWEST_ROWS = 16  # generated at a time even if the data is wide: with fewer, each row costs more
 
@@ -49,7 +50,7 @@ class Rows(NamedTuple):
     alpha: float | Tensor = 1.0
 
     def at(self, samples: slice, rows: slice, rank: int) -> Tensor:
-        """alpha * PE of the given rows and samples in acc: a new tensor, broadcastable to `rank` dimensions."""
+        """alpha * PE of the given rows and samples in acc, broadcastable to `rank` dimensions; not to be written to."""
         p = self.positions
         if p is None:
             pe = table(self.plan, rows.stop - rows.start, self.start + rows.start, self.acc, self.device)
@@ -61,9 +62,9 @@ class Rows(NamedTuple):
                 p = p[..., rows]
             pe = encode(self.plan, p, self.acc).to(self.device)
         if isinstance(self.alpha, Tensor):
-            pe.mul_(self.alpha.to(self.acc).reshape(()))
+            pe = pe * self.alpha.to(self.acc).reshape(())
         elif self.alpha != 1.0:
-            pe.mul_(self.alpha)
+            pe = pe * self.alpha
         return arranged(pe, rank)
 
     def tiles(self, shape: Sequence[int]) -> Iterator[tuple[slice, slice, Tensor]]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 import pickle
-import hashlib
 import random
 import struct
 from decimal import Decimal

@@ -1,0 +1,121 @@
+"""Rows of encodings that small calls use again, as tensors on the device of the data: reference implementation of
+`csrc/cpu/kept_rows.h`, with the same limits.
+
+Computing rows takes a hundred operations, however few they are. So float32 rows are kept, at most `KEPT_BYTES` for each
+device, in ranges that begin and end at multiples of a block of rows. They are made when rows of the same block are
+asked for a second time. Nobody waits: while another thread holds the lock, and in a child process that was forked while
+one did, a call computes its rows.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..encodings.plan import Plan
+from ..torch_state import is_capturing, outside_modes
+from . import rows as _rows
+
+KEPT_BYTES = min(max(int(os.environ.get("SINPE_EXT_KEPT_BYTES") or 1 << 20), 0), 1 << 20)
+BLOCK_VALUES = 1 << 16
+MAX_ASKED = 32
+
+
+class Range(NamedTuple):
+    """The rows at positions first, ..., last - 1."""
+
+    plan: Plan
+    place: Any
+    first: int
+    last: int
+    rows: Tensor
+
+
+_lock = threading.Lock()
+_ranges: list[Range] = []  # the most recently used one is the last
+_asked: dict[tuple[Plan, Any, int], None] = {}  # blocks for which one call has asked, the most recent one last
+
+
+def table(
+    plan: Plan, length: int, start: int, dtype: torch.dtype, device: torch.device, is_new: bool = False
+) -> Tensor:
+    """`reference.table`; unless `is_new`, the result may be what is kept, and must not be written to."""
+    kept = None if dtype == torch.float64 else find(plan, start, start + length, device)
+    return _rows.table(plan, length, start, dtype, device) if kept is None else kept.to(dtype, copy=is_new)
+
+
+def encode(plan: Plan, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """`reference.encode`."""
+    if dtype == torch.float64 or positions.device.type == "cuda" or not positions.numel():  # would wait for the device
+        return _rows.encode(plan, positions, dtype)
+    at = positions.cpu()
+    if at.is_floating_point():
+        at = at.long()
+        if not torch.equal(at.to(positions.dtype), positions.cpu()):
+            return _rows.encode(plan, positions, dtype)
+    first, last = map(int, at.aminmax())
+    kept = find(plan, first, last + 1, at.device)
+    if kept is None:
+        return _rows.encode(plan, positions, dtype)
+    return kept[at - first].to(positions.device, dtype)
+
+
+def find(plan: Plan, first: int, last: int, device: torch.device) -> Tensor | None:
+    """The rows at positions first, ..., last - 1, float32, (last - first, dim), not to be written to; None if they are
+    not kept."""
+    if (last - first) * plan.dim * 4 > KEPT_BYTES or not plan.dim:
+        return None
+    place = _place(device)
+    if place is None or not _lock.acquire(blocking=False):
+        return None
+    try:
+        for k in range(len(_ranges) - 1, -1, -1):
+            known = _ranges[k]
+            if known.plan is plan and known.first <= first and last <= known.last and known.place == place:
+                _ranges.append(_ranges.pop(k))
+                return known.rows[first - known.first : last - known.first]
+        made = _make(plan, first, last, place, device)
+        return None if made is None else made.rows[first - made.first : last - made.first]
+    finally:
+        _lock.release()
+
+
+def _make(plan: Plan, first: int, last: int, place: Any, device: torch.device) -> Range | None:
+    """Makes the range of whole blocks with these rows if a call has asked for its first block before."""
+    block = max(1, BLOCK_VALUES // plan.dim)
+    key = plan, place, first // block
+    if key not in _asked:
+        _asked[key] = None
+        if len(_asked) > MAX_ASKED:
+            del _asked[next(iter(_asked))]
+        return None
+    start, stop = first // block * block, -(-last // block) * block
+    if (stop - start) * plan.dim * 4 > KEPT_BYTES or not -(2**62) < start < stop < 2**62:
+        return None
+    here = device if device.type in _rows.COMPUTED_HERE else "cpu"
+    rows = outside_modes(_rows.table)(plan, stop - start, start, torch.float32, here).to(device)
+    made, size = Range(plan, place, start, stop, rows), rows.nbytes
+    parts = {id(r) for r in _ranges if r.plan is plan and r.place == place and start <= r.first and r.last <= stop}
+    _ranges[:] = [r for r in _ranges if id(r) not in parts]
+    while size + sum(r.rows.nbytes for r in _ranges if r.rows.device == rows.device) > KEPT_BYTES:
+        del _ranges[next(k for k, r in enumerate(_ranges) if r.rows.device == rows.device)]
+    _ranges.append(made)
+    return made
+
+
+def _place(device: torch.device) -> Any:
+    """The device, and its current stream if it has several: rows are used on the stream on which they were made, so
+    that their memory is not used again while they are read. None where rows cannot be kept: a CUDA graph reads memory
+    after it has been captured."""
+    if device.type in ("cpu", "mps"):
+        return device
+    if device.type == "cuda" and is_capturing(device):
+        return None
+    try:
+        return device, torch.accelerator.current_stream(device).stream_id
+    except (RuntimeError, AttributeError):  # a device without streams, or torch before 2.6
+        return None
