@@ -4,31 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor
-
 from .. import torch_state
 from ..encodings import resolve
 from ..encodings.plan import plan as _plan_of
+from ..encodings.tracing import constant_in_graph
 from ..encodings.values import position_range
 from ..operator import Derivative, Operator, one_by_one
 from ..records import Dropout, Encode, PlanAngularFrequencies, PlanPartner, RowDots, Size, Table, TableOut, TreeSum
 from ..reference import apply, float32_angle, kept_rows, onnx, tree_sum
 from ..reference.tiles import accumulation, arranged, widest
+from ..torch_state import outside_modes
 from .dropout import scaled
 from .plans import (
     PLAN_ANGULAR_FREQUENCIES,
     PLAN_PARTNER,
     EncodingArguments,
     _order,
+    constant_name,
     decoded,
     derivative_constants,
     graph_constant,
     graph_plan,
+    named_constant,
     pack_plan,
 )
+
+MAX_CONSTANT_BYTES = 1 << 20  # of float32 rows that a graph contains
 
 
 def table(of: EncodingArguments, length: Any, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -42,11 +48,39 @@ def table(of: EncodingArguments, length: Any, start: Any, dtype: torch.dtype, de
     if state.compiling:
         if torch_state.is_exporting():
             return onnx.table(_plan_of(encoding), length, start, dtype, device, _limbs(dtype, device))
+        if _are_constant(length, start, encoding.dim, dtype):
+            return named_constant(_rows_name(*of, device, index(length), index(start), dtype)).to(device, copy=True)
         rows = TABLE(Table(graph_plan(*of, device), start, length, encoding.dim, dtype), state=state)
     else:
         with _stated_size((length, encoding.dim), dtype, device):
             rows = TABLE(Table(pack_plan(encoding, device), start, length, encoding.dim, dtype), state=state)
     return rows if rows.device.type == device.type else rows.to(device)
+
+
+def _are_constant(length: Any, start: Any, dim: int, dtype: torch.dtype) -> bool:
+    """Whether rows in a graph are a constant of it, with which the compiler can fuse what follows, and not the result of
+    an operator: few rows at positions that are the same in all its runs."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # imports sympy, as the compiler does
+
+    if dtype == torch.float64 or not (has_static_value(length) and has_static_value(start)):
+        return False
+    return bool(0 < length * dim * 4 <= MAX_CONSTANT_BYTES)
+
+
+@constant_in_graph
+def _rows_name(
+    value: Any, dim: int | None, selection: Any, device: torch.device, length: int, start: int, dtype: torch.dtype
+) -> str:
+    """The name of the constant of a graph with the rows of `table`."""
+    encoding = resolve.encoding(value, dim, selection)
+    here = device if device.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
+
+    @outside_modes
+    def make() -> Tensor:
+        rows: Tensor = TABLE(Table(pack_plan(encoding, here), start, length, encoding.dim, dtype))
+        return rows.to(here)
+
+    return constant_name(("rows", encoding, device, length, start, dtype), make)
 
 
 def encode(of: EncodingArguments, positions: Tensor, dtype: torch.dtype) -> Tensor:

@@ -10,6 +10,7 @@ import itertools
 import math
 import operator
 from array import array
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -193,7 +194,7 @@ class _Constants:
 
 
 _constants = _Constants()
-_names: dict[tuple[str, Encoding, torch.device], str] = {}  # of the attributes, oldest first
+_names: dict[tuple[Any, ...], str] = {}  # of the attributes, oldest first
 _numbers = itertools.count()
 
 
@@ -205,22 +206,33 @@ def _name(kind: str, value: Any, dim: int | None, selection: Selection, device: 
     if kind == "plan":
         # Load the kernels before the graph runs; without them the operator runs the reference implementation.
         loader.compiled(device.type if device.type == "cuda" else "cpu")
-    key = kind, encoding, device
+    if kind == "plan":
+        return constant_name((kind, encoding, device), lambda: pack_plan(encoding, device))
+    return constant_name((kind, encoding, device), lambda: getattr(float32_angle.constants_on(encoding, device), kind))
+
+
+def constant_name(key: tuple[Any, ...], make: Callable[[], Tensor]) -> str:
+    """The name of the attribute of `_constants` that holds the constant `key`, which `make` makes if there is none."""
     if key not in _names:
-        is_plan = kind == "plan"
-        constant = pack_plan(*key[1:]) if is_plan else getattr(float32_angle.constants_on(*key[1:]), kind)
+        constant = make()
         torch._dynamo.mark_static(constant)
         torch._dynamo.mark_static_address(constant)  # CUDA graphs do not copy it
         if len(_names) >= MAX_CONSTANTS:
             delattr(_constants, _names.pop(next(iter(_names))))
-        _names[key] = f"{kind}_{next(_numbers)}"
+        _names[key] = f"{key[0]}_{next(_numbers)}"
         setattr(_constants, _names[key], constant)
     return _names[key]
 
 
+def named_constant(name: str) -> Tensor:
+    """The constant with a name of `constant_name`, in a graph."""
+    constant: Tensor = getattr(_constants, name)
+    return constant
+
+
 def graph_constant(kind: str, value: Any, dim: int | None, selection: Selection, device: torch.device) -> torch.Tensor:
     """A constant of an encoding in a graph, see `_name`."""
-    return getattr(_constants, _name(kind, value, dim, selection, device))
+    return named_constant(_name(kind, value, dim, selection, device))
 
 
 @constant_in_graph

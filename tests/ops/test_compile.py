@@ -329,6 +329,44 @@ def test_changing_numbers_do_not_recompile() -> None:
     assert graphs(lambda x, s: LIMITED(x, start=s), [(token, s) for s in range(0, 60, 9)]) == 2  # decoding
 
 
+def operators(call: Callable[[Tensor], Any], x: Tensor, **options: Any) -> list[str]:
+    """The operators of this package in the graph of a call, whose result equals that of the call."""
+    graphs: list[Any] = []
+
+    def keep(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    assert torch.equal(torch.compile(call, backend=keep, fullgraph=True, **options)(x), call(x))
+    targets = [str(node.target) for graph in graphs for node in graph.graph.nodes]
+    return [target for target in targets if target.startswith("sinpe_ext.")]
+
+
+def test_few_rows_of_static_positions_are_constants() -> None:
+    """So that the compiler can fuse what follows."""
+    few, many = torch.randn(2, 5, D), torch.randn(2, (1 << 20) // (4 * D) + 1, D)
+    calls: list[Callable[[Tensor], Tensor]] = [
+        lambda x: sinpe.add(x, T2T, start=3, scale=2.0, alpha=0.3),
+        lambda x: sinpe.add(x.bfloat16(), T2T, padding_mask=torch.zeros(2, x.shape[1], dtype=torch.bool)),
+        lambda x: sinpe.table(x.shape[1], T2T, dtype=torch.float16),
+        LIMITED,
+    ]
+    for call in calls:
+        assert operators(call, few) == []
+        assert len(operators(call, few, dynamic=True)) == 1
+        if call is not LIMITED:
+            assert len(operators(call, many)) == 1
+    assert len(operators(lambda x: sinpe.add(x, T2T), few.double())) == 1  # rows in float64
+    assert operators(lambda x: sinpe.add(x, GRID), torch.randn(2, 3, 4, D)) == []
+
+
+def test_table_in_a_graph_is_new() -> None:
+    compiled = torch.compile(lambda: sinpe.table(5, D), backend="eager", fullgraph=True)
+    compiled().zero_()
+    assert torch.equal(compiled(), sinpe.table(5, D))
+
+
 def test_each_width_and_encoding_compiles_its_own_graph() -> None:
     assert graphs(lambda x: sinpe.add(x), [(torch.ones(5, width),) for width in (4, 6, 8, 6, 4)]) <= 3
     each = [(X, encoding) for encoding in (T2T, FLOAT32, "t2t", D, T2T, FLOAT32)]
