@@ -32,7 +32,15 @@ from .cases import (
     timesteps,
     training_step,
 )
-from .small import CACHED_ROWS, CUDA_DECODE_ROWS, CUDA_HOST_ROWS, DECODE_ROWS, HOST_ROWS
+from .small import (
+    CACHED_ROWS,
+    COMPILED_ROWS,
+    CUDA_DECODE_ROWS,
+    CUDA_HOST_ROWS,
+    DECODE_ROWS,
+    EAGER_ROWS,
+    HOST_ROWS,
+)
 
 WIDE, ALONE, TRAINED = (32, 512, 1024), (1, 16384, 1024), (16, 512, 1024)
 FILL, FULL, CLONE, COPY = "out.fill_(1)", "torch.full", "x.clone()", "y.copy_(x)"
@@ -149,6 +157,8 @@ SMALL: tuple[Row, ...] = (
           {NAIVE: 1.0})
       for dim in (2, 4, 8, 16, 32, 64) for kind in ("int64", "float32")),
     *CACHED_ROWS,
+    *COMPILED_ROWS,
+    *EAGER_ROWS,
 )
 
 

@@ -185,6 +185,17 @@ def decode_layer(place: Place, *, grad: bool) -> Calls:
     )
 
 
+def compiled_sum(place: Place, shape: tuple[int, int, int]) -> Calls:
+    """torch.compile of a sum and LayerNorm."""
+    t, norm = Tensors(place, shape, torch.float32), nn.LayerNorm(shape[-1]).requires_grad_(False)
+    ours, stored = torch.compile(lambda: norm(sinpe.add(t.x))), torch.compile(lambda: norm(t.x + t.pe[: t.length]))
+
+    def check() -> None:
+        peer.agree("torch.compile", ours(), stored().double(), 1e-4)  # LayerNorm sums in another order
+
+    return Calls(ours, stored, check=check)
+
+
 def rows_of(
     prefix: str,
     title: str,
@@ -232,6 +243,17 @@ CACHED_ROWS = tuple(
         slow=bool(s) or shape not in (CACHED_SHAPES[0], CACHED_SHAPES[3]),
     )
 )
+COMPILED_ROWS = tuple(
+    Row(f"compile_cached_{'x'.join(map(str, shape))}", f"compiled sum, LayerNorm {shape}",
+        partial(compiled_sum, shape=shape), "ready table", 1.05, threads=1)
+    for shape in ((1, 32, 512), (1, 128, 512), (32, 128, 512))
+)  # fmt: skip
+EAGER_ROWS = tuple(
+    row
+    for shape in ((1, 1, 512), (1, 128, 512), (8, 128, 512))
+    for row in rows_of(f"eager_{'x'.join(map(str, shape))}_", f"eager PyTorch {shape}", {"add_from_0": None}, shape,
+                       backend="eager")
+)  # fmt: skip
 CUDA_HOST_ROWS = tuple(rows_of("cuda_host_", "CUDA host time", host_targets(), STEP, device="cuda", host=True))
 CUDA_DECODE_ROWS = tuple(
     row
