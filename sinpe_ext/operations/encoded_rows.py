@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
 from .. import torch_state
 from ..encodings import resolve
 from ..encodings.plan import plan as _plan_of
