@@ -59,8 +59,8 @@ def table(of: EncodingArguments, length: Any, start: Any, dtype: torch.dtype, de
 
 
 def _are_constant(length: Any, start: Any, dim: int, dtype: torch.dtype) -> bool:
-    """Whether rows in a graph are a constant of it, with which the compiler can fuse what follows, and not the result of
-    an operator: few rows at positions that are the same in all its runs."""
+    """Whether rows in a graph are a constant of it, with which the compiler can fuse what follows, and not the result
+    of an operator: few rows at positions that are the same in all its runs."""
     from torch.fx.experimental.symbolic_shapes import has_static_value  # imports sympy, as the compiler does
 
     if dtype == torch.float64 or not (has_static_value(length) and has_static_value(start)):
