@@ -232,11 +232,11 @@ DECODE_ROWS = (
 HOST_ROWS = tuple(rows_of("host_", "host time", host_targets(), STEP))
 CACHED_ROWS = tuple(
     row
-    for dtype, s in ((torch.float32, ""), (torch.bfloat16, "_bf16"))
+    for dtype, s in ((torch.float32, ""), (torch.bfloat16, "bf16_"))
     for shape in CACHED_SHAPES
     for row in rows_of(
-        f"cached_{'x'.join(map(str, shape))}{s}_",
-        f"in the cache {shape}{s.replace('_', ' ')}",
+        f"cached_{s}{'x'.join(map(str, shape))}_",
+        f"in the cache {shape}{' bf16' if s else ''}",
         CACHED | {"table": 2.0 if s else 1.5},
         shape,
         dtype,
