@@ -42,6 +42,7 @@ def some_call(draw: random.Random) -> Any:
         "starts": lambda: sinpe.add(x, e, start=integers(0, 90, batch)),
         "positions": lambda: sinpe.add(x, e, positions=integers(-20, 90, batch, length)),
         "whole floats": lambda: sinpe.add(x, e, positions=integers(-20, 90, length).float()),
+        "fractions": lambda: sinpe.add(x, e, positions=integers(-20, 90, length).float() + 0.25),
         "a run": lambda: sinpe.add(x, e, positions=torch.arange(length) + start),
         "mask": lambda: sinpe.add(x, e, start=start, padding_mask=integers(0, 2, batch, length).bool()),
         "dropout": lambda: sinpe.add(x, e, start=start, alpha=0.37, dropout=0.2, seed=seed),
