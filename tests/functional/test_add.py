@@ -151,3 +151,14 @@ def test_result_never_aliases_x(backend: str) -> None:
     x, all_padding, layer = randn(B, S, D), torch.ones(S, dtype=torch.bool), sinpe.SinusoidalPositionalEncoding(D)
     for got in (sinpe.add(x, alpha=0.0), sinpe.add(x, padding_mask=all_padding), sinpe.add(x[:0]), layer.eval()(x)):
         assert got._base is None and (not got.numel() or got.untyped_storage().data_ptr() != x.data_ptr())
+
+
+@pytest.mark.parametrize("at", [0, 5, 20, 40, 63, 66])
+def test_nan_in_bfloat16_has_the_same_bits_everywhere(at: int) -> None:
+    """Whatever its payload and its place in a vector. (torch's own depend on the processor.)"""
+    bits = torch.zeros(2, 3, 67, dtype=torch.int16)
+    bits[..., at] = torch.tensor([0x7FFF, -0x7F, 0x7F81], dtype=torch.int16)
+    result = sinpe.add(bits.view(torch.bfloat16))
+    assert bool(result.isnan().sum() == 6)
+    if sinpe.backend_info().device("cpu").backend == "compiled":
+        assert bool((result.view(torch.int16)[..., at] == 0x7FC0).all())
