@@ -41,6 +41,7 @@ from .small import (
     EAGER_ROWS,
     HOST_ROWS,
 )
+from .survey import SURVEY
 
 WIDE, ALONE, TRAINED = (32, 512, 1024), (1, 16384, 1024), (16, 512, 1024)
 FILL, FULL, CLONE, COPY = "out.fill_(1)", "torch.full", "x.clone()", "y.copy_(x)"
@@ -222,4 +223,4 @@ CUDA: tuple[Row, ...] = (
 )
 # fmt: on
 
-ROWS: tuple[Row, ...] = (*TABLES, *TRAINING, *GRIDS, *SMALL, *HOST_ROWS, *CUDA, *CUDA_HOST_ROWS)
+ROWS: tuple[Row, ...] = (*TABLES, *TRAINING, *GRIDS, *SMALL, *HOST_ROWS, *SURVEY, *CUDA, *CUDA_HOST_ROWS)

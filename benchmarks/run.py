@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fnmatch
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -59,6 +60,7 @@ def plan(options: argparse.Namespace) -> Plan:
     """The plan for the options: rows by name, or everything."""
     known = [row.name for row in ROWS] + [entry.name for entry in PROCESSES]
     asked = [name.strip() for name in options.rows.split(",")] if options.rows else []
+    asked = [each for name in asked for each in (fnmatch.filter(known, name) or [name])]
     unknown = [name for name in asked if name not in known]
     if unknown:
         raise BadRequest(f"rows: expected some of {', '.join(known)}; got {', '.join(unknown)}")

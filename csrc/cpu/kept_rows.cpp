@@ -65,8 +65,10 @@ class Lock {
 int most_blocks() {
   static const int most = [] {
     const char* text = std::getenv("SINPE_EXT_KEPT_BYTES");
-    const int64_t bytes = text == nullptr || *text == 0 ? kKeptBytes : std::strtoll(text, nullptr, 10);
-    return static_cast<int>(std::clamp<int64_t>(bytes, 0, kKeptBytes) / (4 * kBlockValues));
+    char* end = nullptr;
+    const int64_t bytes = text == nullptr ? kKeptBytes : std::strtoll(text, &end, 10);
+    const bool is_number = text != nullptr && end != text && *end == 0 && bytes >= 0;
+    return static_cast<int>((is_number ? std::min<int64_t>(bytes, kKeptBytes) : kKeptBytes) / (4 * kBlockValues));
   }();
   return most;
 }

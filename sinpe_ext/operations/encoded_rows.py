@@ -49,8 +49,8 @@ def table(of: EncodingArguments, length: Any, start: Any, dtype: torch.dtype, de
     if state.compiling:
         if torch_state.is_exporting():
             return onnx.table(_plan_of(encoding), length, start, dtype, device, _limbs(dtype, device))
-        if _are_constant(length, start, encoding.dim, dtype):
-            return named_constant(_rows_name(*of, device, index(length), index(start), dtype)).to(device, copy=True)
+        if _are_constant(length, start, encoding.dim, dtype, device):
+            return named_constant(_rows_name(*of, device, index(length), index(start), dtype)).clone()
         rows = TABLE(Table(graph_plan(*of, device), start, length, encoding.dim, dtype), state=state)
     else:
         with _stated_size((length, encoding.dim), dtype, device):
@@ -58,11 +58,13 @@ def table(of: EncodingArguments, length: Any, start: Any, dtype: torch.dtype, de
     return rows if rows.device.type == device.type else rows.to(device)
 
 
-def _are_constant(length: Any, start: Any, dim: int, dtype: torch.dtype) -> bool:
+def _are_constant(length: Any, start: Any, dim: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether rows in a graph are a constant of it, with which the compiler can fuse what follows, and not the result
-    of an operator: few rows at positions that are the same in all its runs."""
+    of an operator: few rows at positions that are the same in all its runs. Exported programs contain operators."""
     from torch.fx.experimental.symbolic_shapes import has_static_value  # imports sympy, as the compiler does
 
+    if torch.compiler.is_exporting() or (device.type == "cuda" and not torch.cuda.is_available()):
+        return False
     if dtype == torch.float64 or not (has_static_value(length) and has_static_value(start)):
         return False
     return bool(0 < length * dim * 4 <= MAX_CONSTANT_BYTES)
@@ -74,12 +76,11 @@ def _rows_name(
 ) -> str:
     """The name of the constant of a graph with the rows of `table`."""
     encoding = resolve.encoding(value, dim, selection)
-    here = device if device.type != "cuda" or torch.cuda.is_available() else torch.device("cpu")
 
     @outside_modes
     def make() -> Tensor:
-        rows: Tensor = TABLE(Table(pack_plan(encoding, here), start, length, encoding.dim, dtype))
-        return rows.to(here)
+        rows: Tensor = TABLE(Table(pack_plan(encoding, device), start, length, encoding.dim, dtype))
+        return rows.to(device)
 
     return constant_name(("rows", encoding, device, length, start, dtype), make)
 

@@ -20,7 +20,8 @@ from ..encodings.plan import Plan
 from ..torch_state import is_capturing, outside_modes
 from . import rows as _rows
 
-KEPT_BYTES = min(max(int(os.environ.get("SINPE_EXT_KEPT_BYTES") or 1 << 20), 0), 1 << 20)
+_setting = os.environ.get("SINPE_EXT_KEPT_BYTES", "")
+KEPT_BYTES = min(int(_setting), 1 << 20) if _setting.isdecimal() else 1 << 20
 BLOCK_VALUES = 1 << 16
 MAX_ASKED = 32
 

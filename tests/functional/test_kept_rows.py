@@ -88,7 +88,7 @@ if has_kernels:
 """
 
 
-@pytest.mark.parametrize("limit", ["0", "1000", "1048576", ""])
+@pytest.mark.parametrize("limit", ["0", "1000", "1048576", "", "many"])
 def test_limit(limit: str) -> None:
     """SINPE_EXT_KEPT_BYTES: 0 keeps nothing; the results are the same."""
     digest, *used = forked(USES, library_environment(SINPE_EXT_KEPT_BYTES=limit))[0].split()
