@@ -62,7 +62,8 @@ def encode(plan: Plan, positions: Tensor, dtype: torch.dtype) -> Tensor:
     kept = find(plan, first, last + 1, at.device)
     if kept is None:
         return _rows.encode(plan, positions, dtype)
-    return kept[at - first].to(positions.device, dtype)
+    rows = kept.index_select(0, (at - first).reshape(-1))  # new, which an index of no dimensions is not
+    return rows.reshape(*positions.shape, plan.dim).to(positions.device, dtype)
 
 
 def find(plan: Plan, first: int, last: int, device: torch.device) -> Tensor | None:

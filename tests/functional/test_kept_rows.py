@@ -179,6 +179,9 @@ class TestReference:
                 assert made[0, 1] == 1.0
                 made.zero_()
                 assert sinpe.encode(torch.arange(4), 512).zero_()[0, 1] == 0.0
+                one = sinpe.encode(torch.tensor(3), 512)
+                assert one[0] != 0.0 and one.untyped_storage().nbytes() == one.nbytes
+                one.zero_()
 
     def test_made_in_inference_mode(self) -> None:
         x = torch.ones(4, 512, requires_grad=True)
