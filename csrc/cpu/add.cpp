@@ -221,7 +221,7 @@ sinpe_status add_by_channels(const Plan& plan, const sinpe_add_arguments& a, int
     std::swap(of[row], of[column]);
   const int64_t position_sets = positions.shared_by_batch() ? 1 : Shape(a).batch;
   KeptRows kept;
-  if constexpr (std::is_same<Real, float>::value) find_kept(plan, positions, Shape(a), &kept);
+  find_kept<Real>(plan, positions, Shape(a), &kept);
   return for_each_part<T>(turned, kMostColumns, [&](const sinpe_add_arguments& part, int64_t position) {
     const Shape shape(part);
     const auto make_rows = [&] {

@@ -115,7 +115,7 @@ int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
 }  // namespace
 
 bool KeptRows::find(const Plan& plan, int64_t first, int64_t last, int64_t rows) {
-  constexpr int64_t kFar = int64_t{1} << 62;  // the positions of whole blocks fit int64
+  constexpr int64_t kFar = int64_t{1} << 61;  // the positions of whole blocks, and their number, fit int64
   if (most_blocks() == 0 || plan.header == nullptr || plan.dim > kBlockValues || first < -kFar || last > kFar)
     return false;
   Key key;

@@ -295,8 +295,10 @@ sinpe_status for_each_streamed_row(const Plan& plan, const RowState& steps, cons
   });
 }
 
-// Looks for the rows of a call among those that are kept.
-inline void find_kept(const Plan& plan, const Positions& positions, const Shape& shape, KeptRows* kept) {
+// Looks for the rows of a call among those that are kept, which are float32.
+template <class Real>
+void find_kept(const Plan& plan, const Positions& positions, const Shape& shape, KeptRows* kept) {
+  if (!std::is_same<Real, float>::value) return;
   int64_t lowest, highest;
   const int64_t position_sets = positions.shared_by_batch() ? 1 : shape.batch;
   if (positions.range(shape, &lowest, &highest)) kept->find(plan, lowest, highest, position_sets * shape.rows);
@@ -364,7 +366,7 @@ sinpe_status for_each_tile(const Plan& plan, const sinpe_add_arguments& a, int64
   const int64_t position_sets = positions.shared_by_batch() ? 1 : shape.batch;
   const bool alone = shape.batch * shape.middle == position_sets;
   KeptRows kept;
-  if constexpr (std::is_same<Real, float>::value) find_kept(plan, positions, shape, &kept);
+  find_kept<Real>(plan, positions, shape, &kept);
   const bool has_runs = std::is_same<Real, float>::value && !kept.found();
   const std::unique_ptr<RowState> steps = shared_steps(plan, has_runs ? shape.rows : 0);
   if constexpr (std::is_same<Real, float>::value && Work::kStreams) {

@@ -27,15 +27,17 @@ from .plans import (
     EncodingArguments,
     _order,
     constant_name,
+    constants_bytes,
     decoded,
     derivative_constants,
     graph_constant,
     graph_plan,
+    is_constant,
     named_constant,
     pack_plan,
 )
 
-MAX_CONSTANT_BYTES = 1 << 20  # of float32 rows that a graph contains
+MAX_CONSTANT_BYTES = 1 << 24  # of rows in all graphs; KEPT_BYTES for one
 
 
 def table(of: EncodingArguments, length: Any, start: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -49,8 +51,10 @@ def table(of: EncodingArguments, length: Any, start: Any, dtype: torch.dtype, de
     if state.compiling:
         if torch_state.is_exporting():
             return onnx.table(_plan_of(encoding), length, start, dtype, device, _limbs(dtype, device))
-        if _are_constant(length, start, encoding.dim, dtype, device):
-            return named_constant(_rows_name(*of, device, index(length), index(start), dtype)).clone()
+        if _can_be_constant(length, start, encoding.dim, dtype, device):
+            name = _rows_name(*of, device, index(length), index(start), dtype)
+            if name:
+                return named_constant(name).clone()
         rows = TABLE(Table(graph_plan(*of, device), start, length, encoding.dim, dtype), state=state)
     else:
         with _stated_size((length, encoding.dim), dtype, device):
@@ -58,31 +62,34 @@ def table(of: EncodingArguments, length: Any, start: Any, dtype: torch.dtype, de
     return rows if rows.device.type == device.type else rows.to(device)
 
 
-def _are_constant(length: Any, start: Any, dim: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether rows in a graph are a constant of it, with which the compiler can fuse what follows, and not the result
-    of an operator: few rows at positions that are the same in all its runs. Exported programs contain operators."""
+def _can_be_constant(length: Any, start: Any, dim: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether rows in a graph can be a constant of it, with which the compiler can fuse what follows, and not the
+    result of an operator: few rows at the same positions in all its runs. Exported programs contain operators."""
     from torch.fx.experimental.symbolic_shapes import has_static_value  # imports sympy, as the compiler does
 
     if torch.compiler.is_exporting() or (device.type == "cuda" and not torch.cuda.is_available()):
         return False
     if dtype == torch.float64 or not (has_static_value(length) and has_static_value(start)):
         return False
-    return bool(0 < length * dim * 4 <= MAX_CONSTANT_BYTES)
+    return bool(0 < length * dim * 4 <= kept_rows.KEPT_BYTES)
 
 
 @constant_in_graph
 def _rows_name(
     value: Any, dim: int | None, selection: Any, device: torch.device, length: int, start: int, dtype: torch.dtype
 ) -> str:
-    """The name of the constant of a graph with the rows of `table`."""
+    """The name of the constant of a graph with the rows of `table`; empty if those of all graphs would take more than
+    `MAX_CONSTANT_BYTES`."""
     encoding = resolve.encoding(value, dim, selection)
+    size, others = length * encoding.dim * dtype.itemsize, constants_bytes("rows")
 
     @outside_modes
     def make() -> Tensor:
         rows: Tensor = TABLE(Table(pack_plan(encoding, device), start, length, encoding.dim, dtype))
         return rows.to(device)
 
-    return constant_name(("rows", encoding, device, length, start, dtype), make)
+    key = "rows", encoding, device, length, start, dtype
+    return constant_name(key, make) if is_constant(key) or size + others <= MAX_CONSTANT_BYTES else ""
 
 
 def encode(of: EncodingArguments, positions: Tensor, dtype: torch.dtype) -> Tensor:

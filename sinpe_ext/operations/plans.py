@@ -224,6 +224,16 @@ def constant_name(key: tuple[Any, ...], make: Callable[[], Tensor]) -> str:
     return _names[key]
 
 
+def is_constant(key: tuple[Any, ...]) -> bool:
+    """Whether there is a constant `key`."""
+    return key in _names
+
+
+def constants_bytes(kind: str) -> int:
+    """The size of all constants whose keys begin with `kind`."""
+    return sum(getattr(_constants, name).nbytes for key, name in _names.items() if key[0] == kind)
+
+
 def named_constant(name: str) -> Tensor:
     """The constant with a name of `constant_name`, in a graph."""
     constant: Tensor = getattr(_constants, name)

@@ -1,17 +1,20 @@
 """Rows of encodings that small calls use again, as tensors on the device of the data: reference implementation of
-`csrc/cpu/kept_rows.h`, with the same limits.
+`csrc/cpu/kept_rows.h`.
 
 Computing rows takes a hundred operations, however few they are. So float32 rows are kept, at most `KEPT_BYTES` for each
 device, in ranges that begin and end at multiples of a block of rows. They are made when rows of the same block are
-asked for a second time. Nobody waits: while another thread holds the lock, and in a child process that was forked while
-one did, a call computes its rows.
+asked for a second time, if there is room: a range makes room when it was not used by the last `MOST_RECENT` lookups, so
+that calls that take turns with more rows than fit do not make all of them each time. Nobody waits: while another thread
+holds the lock, and in a child process that was forked while one did, a call computes its rows.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,11 +25,13 @@ from . import rows as _rows
 
 _setting = os.environ.get("SINPE_EXT_KEPT_BYTES", "")
 KEPT_BYTES = min(int(_setting), 1 << 20) if _setting.isdecimal() else 1 << 20
-BLOCK_VALUES = 1 << 16
+BLOCK_VALUES = min(1 << 16, KEPT_BYTES // 4)
 MAX_ASKED = 32
+MOST_RECENT = 64
 
 
-class Range(NamedTuple):
+@dataclass(eq=False)
+class Range:
     """The rows at positions first, ..., last - 1."""
 
     plan: Plan
@@ -34,10 +39,12 @@ class Range(NamedTuple):
     first: int
     last: int
     rows: Tensor
+    last_use: int  # number of a lookup
 
 
 _lock = threading.Lock()
-_ranges: list[Range] = []  # the most recently used one is the last
+_lookups = itertools.count()
+_ranges: list[Range] = []
 _asked: dict[tuple[Plan, Any, int], None] = {}  # blocks for which one call has asked, the most recent one last
 
 
@@ -75,18 +82,18 @@ def find(plan: Plan, first: int, last: int, device: torch.device) -> Tensor | No
     if place is None or not _lock.acquire(blocking=False):
         return None
     try:
-        for k in range(len(_ranges) - 1, -1, -1):
-            known = _ranges[k]
+        now = next(_lookups)
+        for known in _ranges:
             if known.plan is plan and known.first <= first and last <= known.last and known.place == place:
-                _ranges.append(_ranges.pop(k))
+                known.last_use = now
                 return known.rows[first - known.first : last - known.first]
-        made = _make(plan, first, last, place, device)
+        made = _make(plan, first, last, place, device, now)
         return None if made is None else made.rows[first - made.first : last - made.first]
     finally:
         _lock.release()
 
 
-def _make(plan: Plan, first: int, last: int, place: Any, device: torch.device) -> Range | None:
+def _make(plan: Plan, first: int, last: int, place: Any, device: torch.device, now: int) -> Range | None:
     """Makes the range of whole blocks with these rows if a call has asked for its first block before."""
     block = max(1, BLOCK_VALUES // plan.dim)
     key = plan, place, first // block
@@ -96,16 +103,20 @@ def _make(plan: Plan, first: int, last: int, place: Any, device: torch.device) -
             del _asked[next(iter(_asked))]
         return None
     start, stop = first // block * block, -(-last // block) * block
-    if (stop - start) * plan.dim * 4 > KEPT_BYTES or not -(2**62) < start < stop < 2**62:
+    size = (stop - start) * plan.dim * 4
+    if size > KEPT_BYTES or not -(2**62) < start < stop < 2**62:
         return None
-    here = device if device.type in _rows.COMPUTED_HERE else "cpu"
-    rows = outside_modes(_rows.table)(plan, stop - start, start, torch.float32, here).to(device)
-    made, size = Range(plan, place, start, stop, rows), rows.nbytes
-    parts = {id(r) for r in _ranges if r.plan is plan and r.place == place and start <= r.first and r.last <= stop}
-    _ranges[:] = [r for r in _ranges if id(r) not in parts]
-    while size + sum(r.rows.nbytes for r in _ranges if r.rows.device == rows.device) > KEPT_BYTES:
-        del _ranges[next(k for k, r in enumerate(_ranges) if r.rows.device == rows.device)]
-    _ranges.append(made)
+    parts = [r for r in _ranges if r.plan is plan and r.place == place and start <= r.first and r.last <= stop]
+    others = [r for r in _ranges if r not in parts]
+    here = sorted((r for r in others if r.rows.device.type == device.type), key=lambda r: r.last_use)
+    while size + sum(r.rows.nbytes for r in here) > KEPT_BYTES:
+        if now - here[0].last_use <= MOST_RECENT:
+            return None
+        others.remove(here.pop(0))
+    computed_on = device if device.type in _rows.COMPUTED_HERE else "cpu"
+    rows = outside_modes(_rows.table)(plan, stop - start, start, torch.float32, computed_on).to(device)
+    made = Range(plan, place, start, stop, rows, now)
+    _ranges[:] = [*others, made]
     return made
 
 

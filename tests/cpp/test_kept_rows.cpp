@@ -137,6 +137,22 @@ void test_which_are_kept() {
   CHECK(used >= rows - 4);
 }
 
+// Positions farther apart than int64 can count, in blocks of one row.
+void test_far_positions() {
+  const Plans p(make_plan(kBlockValues, 1, false));
+  const int64_t dim = kBlockValues, positions[] = {-(int64_t{1} << 62), int64_t{1} << 62};
+  std::vector<float> x(static_cast<size_t>(2 * dim)), out[2] = {x, x};
+  for (int k = 0; k < 2; ++k) {
+    const TestPlan& plan = k == 0 ? p.kept : p.plain;
+    sinpe_add_arguments a{};
+    a.dtype = SINPE_FLOAT32, a.rank = 2, a.scale = 1.0, a.alpha = 1.0, a.x = x.data(), a.out = out[k].data();
+    a.sizes[0] = 2, a.sizes[1] = a.x_strides[0] = a.out_strides[0] = dim, a.x_strides[1] = a.out_strides[1] = 1;
+    a.positions = positions, a.position_dtype = SINPE_INT64, a.position_strides[1] = 1;
+    for (int times = 0; times < 3; ++times) CHECK(sinpe_add(plan.words.data(), words(plan), &a) == SINPE_OK);
+  }
+  CHECK(are_same(out[0], out[1]));
+}
+
 // Plans that differ in one word are not taken for each other.
 void test_words() {
   const Plans p(make_plan(64, 1, true));
@@ -209,6 +225,7 @@ void test_threads() {
 int main() {
   test_which_are_kept();
   test_sequences(some_plans());
+  test_far_positions();
   test_words();
   test_threads();
   return check::finish("test_kept_rows");

@@ -88,7 +88,7 @@ if has_kernels:
 """
 
 
-@pytest.mark.parametrize("limit", ["0", "1000", "1048576", "", "many"])
+@pytest.mark.parametrize("limit", ["0", "1000", "65536", "1048576", "", "many"])
 def test_limit(limit: str) -> None:
     """SINPE_EXT_KEPT_BYTES: 0 keeps nothing; the results are the same."""
     digest, *used = forked(USES, library_environment(SINPE_EXT_KEPT_BYTES=limit))[0].split()
@@ -161,16 +161,19 @@ class TestReference:
         for _ in range(3):
             assert self.find(0, 513) is None
 
-    def test_least_recently_used_makes_room(self) -> None:
-        plans = [plan(sinpe.Encoding(512, base=100.0 + k)) for k in range(6)]
-        for p in plans:
-            for _ in range(2):
-                kept_rows.find(p, 0, 9, self.CPU)
-        assert [kept.plan for kept in kept_rows._ranges] == plans[2:]
-        kept_rows.find(plans[2], 0, 9, self.CPU)
+    def find_twice(self, plans: list[Any]) -> None:
         for _ in range(2):
-            self.find(0, 9)
-        assert [kept.plan for kept in kept_rows._ranges] == [*plans[4:], plans[2], self.E]
+            for p in plans:
+                kept_rows.find(p, 0, 9, self.CPU)
+
+    def test_what_was_not_used_for_long_makes_room(self) -> None:
+        plans = [plan(sinpe.Encoding(512, base=100.0 + k)) for k in range(6)]
+        self.find_twice(plans)
+        assert [kept.plan for kept in kept_rows._ranges] == plans[:4]  # those that fit, though all take turns
+        for _ in range(kept_rows.MOST_RECENT):
+            self.find_twice(plans[1:4])
+        self.find_twice(plans[4:])
+        assert [kept.plan for kept in kept_rows._ranges] == plans[1:5]
 
     def test_results_are_new(self) -> None:
         with sinpe.use_backend("eager"):

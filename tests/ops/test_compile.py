@@ -19,6 +19,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import sinpe_ext as sinpe
 from sinpe_ext.backend import loader
+from sinpe_ext.operations import encoded_rows, plans
+from sinpe_ext.reference import kept_rows
 
 pytestmark = [pytest.mark.filterwarnings("ignore:.torch.jit.script"), pytest.mark.usefixtures("reset_dynamo")]
 
@@ -359,6 +361,19 @@ def test_few_rows_of_static_positions_are_constants() -> None:
             assert len(operators(call, many)) == 1
     assert len(operators(lambda x: sinpe.add(x, T2T), few.double())) == 1  # rows in float64
     assert operators(lambda x: sinpe.add(x, GRID), torch.randn(2, 3, 4, D)) == []
+
+
+def test_constants_of_all_graphs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond, and where nothing is to be kept, a graph has the operator."""
+    calls = [lambda x, k=k: sinpe.add(x, D, start=1000 + k) for k in range(3)]
+    size = 4 * 5 * D
+    before = plans.constants_bytes("rows")
+    monkeypatch.setattr(encoded_rows, "MAX_CONSTANT_BYTES", before + 2 * size)
+    x = torch.randn(2, 5, D)
+    assert [len(operators(call, x)) for call in (*calls, calls[0])] == [0, 0, 1, 0]
+    assert plans.constants_bytes("rows") == before + 2 * size
+    monkeypatch.setattr(kept_rows, "KEPT_BYTES", 0)
+    assert len(operators(calls[0], x)) == 1
 
 
 def test_table_in_a_graph_is_new() -> None:
