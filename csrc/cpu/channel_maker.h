@@ -2,9 +2,8 @@
 // positions. The kernels make rows of channels; these are made for some channels at a time and turned.
 #pragma once
 
-#include <cstring>
-
 #include "cpu/tiles.h"
+#include "cpu/transpose.h"
 
 namespace sinpe {
 
@@ -85,57 +84,30 @@ class ChannelMaker {
     for (int64_t r = 0; r < columns_; r += kBlockRows) {
       const int64_t count = std::min(kBlockRows, columns_ - r);
       positions_.rows(maker, position_set, row_ + r, count, rows_, part.dim);
-      turn(rows_, part.dim, count, part.dim, out + r, row_of);
+      turn(part.dim, count, out + r, row_of);
     }
   }
 
-  // n channels of kept rows.
+  // n channels of kept rows: copied first, since rows a power of 2 apart displace each other in the cache.
   void turn_kept(int64_t position_set, int64_t channel, int64_t n, Real* out) {
     if constexpr (std::is_same<Real, float>::value) {
-      for (int64_t r = 0, count; r < columns_; r += count) {
-        const float* rows = kept_.at(positions_.integer_at(position_set, row_ + r), &count);
-        count = positions_.are_consecutive() ? std::min(count, columns_ - r) : 1;
-        turn(rows + channel, plan_.dim, count, n, out + r, [](int64_t k) { return k; });
+      for (int64_t r = 0; r < columns_; r += kBlockRows) {
+        const int64_t count = std::min(kBlockRows, columns_ - r);
+        int64_t unused;
+        for (int64_t k = 0; k < count; ++k) {
+          const float* row = kept_.at(positions_.integer_at(position_set, row_ + r + k), &unused);
+          std::copy_n(row + channel, n, rows_ + k * n);
+        }
+        turn(n, count, out + r, [](int64_t k) { return k; });
       }
     }
   }
 
-  // Columns [0, n) of `count` rows, `stride` apart, as rows of `out`, times alpha: column k as row row_of(k).
+  // Columns [0, n) of `count` rows as rows of `out`, times alpha: column k as row row_of(k).
   template <class RowOf>
-  void turn(const Real* rows, int64_t stride, int64_t count, int64_t n, Real* out, const RowOf& row_of) const {
-    int64_t k = 0;
-    if constexpr (std::is_same<Real, float>::value) {
-      for (; k + 4 <= n; k += 4) turn_four(rows + k, stride, count, k, out, row_of);
-    }
-    for (; k < n; ++k) turn_one(rows + k, stride, 0, count, out + row_of(k) * columns_);
-  }
-  void turn_one(const Real* rows, int64_t stride, int64_t from, int64_t count, Real* to) const {
-    for (int64_t j = from; j < count; ++j) to[j] = rows[j * stride] * alpha_;
-  }
-  // Columns k to k + 3, of which `rows` begins with the first.
-  template <class RowOf>
-  void turn_four(const float* rows, int64_t stride, int64_t count, int64_t k, float* out, const RowOf& row_of) const {
-    typedef float Four __attribute__((vector_size(16)));
-    float* to[4];
-    for (int i = 0; i < 4; ++i) to[i] = out + row_of(k + i) * columns_;
-    int64_t j = 0;
-    for (; j + 4 <= count; j += 4) {
-      Four v[4];
-      for (int i = 0; i < 4; ++i) {
-        std::memcpy(v + i, rows + (j + i) * stride, sizeof v[i]);
-        v[i] = v[i] * alpha_;
-      }
-      const Four a = __builtin_shufflevector(v[0], v[1], 0, 4, 1, 5),
-                 b = __builtin_shufflevector(v[2], v[3], 0, 4, 1, 5);
-      const Four c = __builtin_shufflevector(v[0], v[1], 2, 6, 3, 7),
-                 d = __builtin_shufflevector(v[2], v[3], 2, 6, 3, 7);
-      v[0] = __builtin_shufflevector(a, b, 0, 1, 4, 5);
-      v[1] = __builtin_shufflevector(a, b, 2, 3, 6, 7);
-      v[2] = __builtin_shufflevector(c, d, 0, 1, 4, 5);
-      v[3] = __builtin_shufflevector(c, d, 2, 3, 6, 7);
-      for (int i = 0; i < 4; ++i) std::memcpy(to[i] + j, v + i, sizeof v[i]);
-    }
-    for (int i = 0; i < 4; ++i) turn_one(rows + i, stride, j, count, to[i]);
+  void turn(int64_t n, int64_t count, Real* out, const RowOf& row_of) const {
+    transpose(rows_, n, count, n, [&](int64_t k) { return out + row_of(k) * columns_; },
+              [this](auto v) { return v * alpha_; });
   }
 
   const Plan& plan_;

@@ -1,5 +1,6 @@
 // row_dots: the dot product of each row of a gradient with its row of the encoding, which is computed tile by tile.
 #include "cpu/tiles.h"
+#include "cpu/transpose.h"
 
 namespace sinpe {
 namespace {
@@ -18,9 +19,12 @@ class TileDots {
     const Dropout dropout = dropout_of(a.dropout, rng_offsets_.strides[a.rank - 1]);
     const double factor = a.dropout.drop_threshold != 0 ? dropout.scale : 1.0;
     const bool gathers = shape.dim > 1 && channel_ != 1;
-    if (gathers) gathered_.resize(static_cast<size_t>(kGathered * shape.dim));
+    // An odd number of cache lines, so that rows do not displace each other.
+    constexpr int64_t line = 64 / sizeof(T);
+    const int64_t gathered_row = ((shape.dim + line - 1) / line | 1) * line;
+    if (gathers) gathered_.resize(static_cast<size_t>(kGathered * gathered_row));
     options_ = {shape.dim,
-                gathers ? shape.dim : a.x_strides[a.rank - 2],
+                gathers ? gathered_row : a.x_strides[a.rank - 2],
                 rng_offsets_.strides[a.rank - 2],
                 angular_frequencies,
                 factor,
@@ -38,7 +42,8 @@ class TileDots {
   }
 
  private:
-  static constexpr int64_t kGathered = 16;  // rows whose elements lie in one cache line, where channels come first
+  // Rows that are gathered at once; two cache lines of each channel, where channels come first.
+  static constexpr int64_t kGathered = 128 / sizeof(T);
 
   void rows(int64_t slice, int64_t row, int64_t n, const Real* pe) {
     const T* x = static_cast<const T*>(a_.x) + slice_offset(a_, a_.x_strides, slice) + row * a_.x_strides[a_.rank - 2];
@@ -56,11 +61,18 @@ class TileDots {
   }
 
   const T* gather(const T* x, int64_t n) {
-    T* to = gathered_.data();
-    for (int64_t c = 0; c < shape_.dim; ++c) {
-      for (int64_t r = 0; r < n; ++r) to[r * shape_.dim + c] = x[r * a_.x_strides[a_.rank - 2] + c * channel_];
+    using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, T>;
+    const int64_t row = a_.x_strides[a_.rank - 2];
+    if (row == 1) {
+      Bits* const to = reinterpret_cast<Bits*>(gathered_.data());
+      transpose(reinterpret_cast<const Bits*>(x), channel_, shape_.dim, n,
+                [&](int64_t r) { return to + r * options_.row_stride; }, [](auto v) { return v; });
     }
-    return to;
+    for (int64_t r = 0; r < n && row != 1; ++r) {
+      T* const to = gathered_.data() + r * options_.row_stride;
+      for (int64_t c = 0; c < shape_.dim; ++c) to[c] = x[r * row + c * channel_];
+    }
+    return gathered_.data();
   }
 
   const sinpe_add_arguments& a_;
