@@ -243,18 +243,24 @@ class Operator:
         """
         return self._apply((result, gradients, saved, False), *tensors)
 
-    def record(self, operands: Any, result: Any) -> Any:
-        """`recorded` with the derivative of the operator, for its operands in order."""
+    def record(self, operands: Any, result: Any, order: Sequence[int] | None = None) -> Any:
+        """`recorded` with the derivative of the operator, for its operands in order. Permuted to `order`, the gradient
+        of the result is that of the operator."""
         places = [k for k, t in enumerate(operands[: self._tensor_count]) if t is not None and t.requires_grad]
-        return self._recorded(self._apply, operands, places, result, False)
+        return self._recorded(self._apply, operands, places, result, False, order)
 
-    def _recorded(self, apply: Any, operands: Any, places: list[int], result: Any, is_written: bool) -> Any:
+    def _recorded(
+        self, apply: Any, operands: Any, places: list[int], result: Any, is_written: bool,
+        order: Sequence[int] | None = None,
+    ) -> Any:  # fmt: skip
         saved, saved_at, rest = self._kept(operands, [k in places for k in range(self._tensor_count)])
 
         def gradients(ctx: Any, *grads: Any) -> list[Tensor | None]:
             needs = [False] * self._count
             for place, need in zip(places, ctx.needs_input_grad[1:], strict=True):
                 needs[place] = need
+            if order is not None:
+                grads = tuple([grad.permute(order) for grad in grads])
             every = self._all_gradients(saved_at, rest, ctx.saved_tensors if saved_at else (), needs, *grads)
             return [every[place] for place in places]
 

@@ -106,8 +106,9 @@ class ChannelMaker {
   // Columns [0, n) of `count` rows as rows of `out`, times alpha: column k as row row_of(k).
   template <class RowOf>
   void turn(int64_t n, int64_t count, Real* out, const RowOf& row_of) const {
-    transpose(rows_, n, count, n, [&](int64_t k) { return out + row_of(k) * columns_; },
-              [this](auto v) { return v * alpha_; });
+    transpose(
+        rows_, n, count, n, [&](int64_t k) { return out + row_of(k) * columns_; },
+        [this](auto v) { return v * alpha_; });
   }
 
   const Plan& plan_;

@@ -65,8 +65,9 @@ class TileDots {
     const int64_t row = a_.x_strides[a_.rank - 2];
     if (row == 1) {
       Bits* const to = reinterpret_cast<Bits*>(gathered_.data());
-      transpose(reinterpret_cast<const Bits*>(x), channel_, shape_.dim, n,
-                [&](int64_t r) { return to + r * options_.row_stride; }, [](auto v) { return v; });
+      transpose(
+          reinterpret_cast<const Bits*>(x), channel_, shape_.dim, n,
+          [&](int64_t r) { return to + r * options_.row_stride; }, [](auto v) { return v; });
     }
     for (int64_t r = 0; r < n && row != 1; ++r) {
       T* const to = gathered_.data() + r * options_.row_stride;

@@ -257,7 +257,6 @@ class CheckedAdd(NamedTuple):
         if (
             layout.part is not None
             or not is_repeatable(x)
-            or (of.rows_need_grad and (not layout.is_ordered or layout.extra_tokens))
             or (of.is_grid and (given.positions is not None or isinstance(given.start, Tensor)))
             or (self.axis_rows is not None and not grid_rows.are_cached(self.axis_rows))
             or (given.out is None and not _have_equal_strides(result, torch.empty_like(x, device="meta")))
@@ -285,7 +284,7 @@ class CheckedAdd(NamedTuple):
             to = to._replace(written=call.index["out"])
         record = None
         if of.rows_need_grad:
-            record = call.recorder(ADD, operands)
+            record = call.recorder(ADD, operands, views)
         elif of.needs_grad:
             record = partial(_record_x, of.drop_threshold)
         call.keep("add", [*operands.values(), repetition.result_of(views)], to, record)

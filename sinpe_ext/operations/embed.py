@@ -106,7 +106,7 @@ class CheckedEmbed(NamedTuple):
             return
         if a.ids.dtype == torch.uint64 or not (a.ids.is_contiguous() or (layout.is_ordered and result.is_contiguous())):
             return
-        if result.requires_grad and not (layout.is_ordered and is_contiguous):
+        if result.requires_grad and not is_contiguous:
             return
         call = repetition.Call(repetition.EMBED, a)
         sizes, (rows_at,) = tuple(-1 - d for d in range(a.ids.dim())), layout.rows_at
@@ -118,7 +118,7 @@ class CheckedEmbed(NamedTuple):
         views = (*views, (len(sizes),))
         operands["rng_offsets"] = repetition.rng_offsets(views) if e.rng_offsets else constant(())
         to = repetition.Result(sizes=(*sizes, a.weight.shape[1]), dtype=of.dtype, device=of.device)
-        record = call.recorder(EMBED, operands) if result.requires_grad else None
+        record = call.recorder(EMBED, operands, views) if result.requires_grad else None
         call.keep("embed", [*operands.values(), repetition.result_of(views)], to, record)
 
     def _operands(self) -> Embed:

@@ -22,6 +22,7 @@ from ..encodings.encoding import Encoding
 from ..encodings.grid import GridEncoding
 from ..encodings.values import INT64_MAX, INT64_MIN
 from ..operator import Operator
+from ..reference import philox
 from ..reference.tiles import widest
 from . import dropout
 
@@ -146,9 +147,9 @@ class Call:
                 self.draw = lambda given: dropout.draw(given[at], device)
         return source if is_used else NONE
 
-    def recorder(self, operator: Operator, operands: dict[str, Source]) -> Callable[..., Tensor]:
-        """The argument `record` of `keep`, with the operator's derivative, for operands in the order of the arguments'
-        dimensions."""
+    def recorder(self, operator: Operator, operands: dict[str, Source], result: Groups) -> Callable[..., Tensor]:
+        """The argument `record` of `keep`, with the operator's derivative. `result`: the groups of the result, one
+        dimension each."""
         fields = operator.record_type._fields
         template = [operands[name][1] if operands[name][0] == CONSTANT else None for name in fields]
         arguments, tensors = [], []
@@ -157,25 +158,30 @@ class Call:
             if kind == ARGUMENT:
                 arguments.append((k, at))
             elif kind == TENSOR:
-                is_same = all([len(group) == 1 for group in groups])
-                tensors.append((k, at, [*self.guards.values()][at][1], None if is_same else groups))
+                tensors.append((k, at, [*self.guards.values()][at][1], _view(groups)))
         seed_at = fields.index("seed") if operands.get("seed", NONE) is not NONE else None
         is_number = operands.get("alpha", NONE) != NONE and operands["alpha"][0] != TENSOR
         alpha_at = fields.index("alpha") if is_number else None
+        offsets_at = fields.index("rng_offsets") if operands.get("rng_offsets", NONE)[0] == RNG_OFFSETS else None
+        order = [d for (d,) in result]
+        of_grad = None if order == sorted(order) else order
 
         def record(result: Tensor, given: tuple[Any, ...], seed: int | None) -> Tensor:
             values = template.copy()
             for k, at in arguments:
                 values[k] = given[at]
-            for k, at, convert, groups in tensors:
+            for k, at, convert, view in tensors:
                 t = given[at] if convert is None else convert(given[at])
-                values[k] = t if groups is None else t.reshape([math.prod([t.shape[d] for d in g]) for g in groups])
+                values[k] = t if view is None else view(t)
             if seed_at is not None:
                 values[seed_at] = dropout.seed_tensor(values[seed_at] if seed is None else seed, result.device)
             if alpha_at is not None:
                 alpha = values[alpha_at]  # as `Sum.alpha_tensor`
                 values[alpha_at] = None if alpha == 1.0 else dropout.number(alpha, widest(result.device), result.device)
-            differentiable: Tensor = operator.record(values, result)
+            if offsets_at is not None:
+                steps = philox.row_major(result.shape)
+                values[offsets_at] = [0, *[steps[d] for d in order]]
+            differentiable: Tensor = operator.record(values, result, of_grad)
             return differentiable
 
         return record
@@ -217,6 +223,16 @@ class Call:
         if loader.keep is not None:
             loader.keep(self.function, tuple(self.arguments), *guards, OPERATORS.index(operator), flat, tuple(result),
                         self.draw, record)  # fmt: skip
+
+
+def _view(groups: Groups) -> Callable[[Tensor], Tensor] | None:
+    """The view of a tensor whose dimensions are these groups; None for the tensor itself."""
+    dims = [d for group in groups for d in group]
+    is_ordered, is_same = dims == sorted(dims), len(dims) == len(groups) and () not in groups
+    if is_same:
+        return None if is_ordered else lambda t: t.permute(dims)
+    assert is_ordered
+    return lambda t: t.reshape([math.prod([t.shape[d] for d in group]) for group in groups])
 
 
 def is_repeatable(data: Tensor) -> bool:

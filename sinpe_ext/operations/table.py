@@ -233,8 +233,8 @@ def _keep_encode(given: EncodeArguments, encoding: Encoding, result: Tensor) -> 
         convert = Tensor.float if positions.is_floating_point() else Tensor.long
     operand, plan = call.tensor("positions", sizes, groups, convert), constant(pack_plan(encoding, result.device))
     constants = {"dim": constant(encoding.dim), "dtype": constant(result.dtype)}
-    record = None
+    of_result, record = (*groups, (len(groups),)), None
     if result.requires_grad:
-        record = call.recorder(encoded_rows.ENCODE, {"positions": operand, "plan": plan, **constants})
+        record = call.recorder(encoded_rows.ENCODE, {"positions": operand, "plan": plan, **constants}, of_result)
     to = repetition.Result(sizes=(*sizes, encoding.dim), dtype=result.dtype, device=result.device)
-    call.keep("encode", [operand, plan, repetition.result_of((*groups, (len(groups),)))], to, record)
+    call.keep("encode", [operand, plan, repetition.result_of(of_result)], to, record)
