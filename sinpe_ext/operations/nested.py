@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..backend import loader
 from ..encodings import resolve
 from ..encodings.values import described, shown, strided_tensor
 from ..torch_state import should_check_values
-from . import add, checks, embed, memory, table
+from . import add, checks, embed, memory, repetition, table
 from .plans import encoding_arguments
 
 
@@ -126,27 +127,39 @@ def _jagged(name: str, tensor: Any) -> Jagged:
             f"{name}: expected jagged sequences that lie one behind the other, got one with lengths, whose values have "
             f"gaps; pass {name}.contiguous()"
         )
-    strided_tensor(name, tensor.values())
-    return Jagged(name, tensor, tensor.values(), tensor.offsets().long().contiguous())
+    values = tensor.values()  # takes 20 microseconds
+    strided_tensor(name, values)
+    return Jagged(name, tensor, values, tensor.offsets().long().contiguous())
 
 
 class JaggedCall(NamedTuple):
-    """A checked call of `add` or `embed` of a jagged tensor: `call` is that of its values."""
+    """A call of `add` or `embed` of a jagged tensor, of whose values `of_values` are the arguments."""
 
     of: Jagged
     arguments: Any
-    call: Any
+    of_values: Any
+
+    @property
+    def call(self) -> Any:
+        """The checked call of the values."""
+        a = self.of_values
+        return add.check_add(a) if isinstance(a, add.AddArguments) else embed.check_embed(a)
 
     def result(self) -> Tensor:
-        return self.of.like(self.call.result())
+        result = None
+        if not torch.compiler.is_compiling():
+            is_add = isinstance(self.of_values, add.AddArguments)
+            result = loader.repeat(repetition.ADD if is_add else repetition.EMBED, self.of_values)
+        return self.of.like(self.call.result() if result is None else result)
 
     def result_in_place(self) -> Tensor:
         x: Tensor = self.of.tensor
+        call = self.call
         memory.in_place(x)
-        self.call.check_disjoint(self.call.x)
-        if torch.compiler.is_compiling() or self.call.sum.needs_grad:
+        call.check_disjoint(call.x)
+        if torch.compiler.is_compiling() or call.sum.needs_grad:
             return x.copy_(check_add(self.arguments._replace(x=x.clone())).result())  # of values that are no view of x
-        self.call.result_in_place()
+        call.result_in_place()
         return x
 
     def result_into(self, out: Any) -> Tensor:
@@ -178,7 +191,7 @@ def check_add(arguments: add.AddArguments) -> JaggedCall:
         checks.refuse_same_dimensions(1, channel_dim)
     checks.check_x(of.values)
     checked = of.checked(arguments, operator.index(shape[channels_at]))
-    return JaggedCall(of, arguments, add.check_add(checked._replace(x=of.values, channel_dim=channels_at - 1)))
+    return JaggedCall(of, arguments, checked._replace(x=of.values, channel_dim=channels_at - 1))
 
 
 def check_embed(arguments: embed.EmbedArguments) -> JaggedCall:
@@ -186,7 +199,7 @@ def check_embed(arguments: embed.EmbedArguments) -> JaggedCall:
     of = _jagged("ids", arguments.ids)
     strided_tensor("weight", arguments.weight)  # not a DTensor
     checked = of.checked(arguments, operator.index(checks.weight(arguments.weight).shape[1]))
-    return JaggedCall(of, arguments, embed.check_embed(checked._replace(ids=of.values)))
+    return JaggedCall(of, arguments, checked._replace(ids=of.values))
 
 
 def encode(arguments: table.EncodeArguments) -> Tensor:
