@@ -20,7 +20,8 @@ from .small import agree
 HEAD = 64  # channels of a head
 LAYOUTS = "batch_first", "sequence_first", "channels_first", "heads"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-SIZES = {"cached": (4, 64, 512), "large": (16, 512, 1024)}
+# Large: 32 MiB of bfloat16, which malloc always takes from the system. Less it may keep, or not, for the next call.
+SIZES = {"cached": (4, 64, 512), "large": (32, 512, 1024)}
 OPERATIONS = "add", "starts", "positions", "mask", "alpha", "dropout", "train", "train_alpha"
 
 

@@ -41,21 +41,27 @@ sinpe_status dropout(const sinpe_add_arguments& a) {
   const KernelsOf<T>& kernels = row_kernels().of<T>();
   const int64_t grain = std::max<int64_t>(1, kGrain / (lines * std::min(width, kChunk)));
   const NewPages pages;
-  const bool is_dense = m.rank == 1 && out_step == 1;
+  T* const first_out = static_cast<T*>(a.out);
+  bool is_dense = !eight && out_step == 1;  // then tasks are in the order of memory
+  for (int d = 0; d < inner; ++d) is_dense = is_dense && m.out[d] == m.out[d + 1] * m.sizes[d + 1];
+  const auto out_at = [&](int64_t task) {
+    const int64_t line = task / chunks % groups * lines, index = task / chunks / groups;
+    return first_out + offset_at(m.sizes, m.out, outer, index) + line * out_line + task % chunks * kChunk * out_step;
+  };
   return parallel_status(tasks, grain, [&](int64_t begin, int64_t end) {
     std::vector<T> dense_x(x_step == 1 ? 0 : static_cast<size_t>(kChunk));
     std::vector<T> dense_out(out_step == 1 ? 0 : static_cast<size_t>(kChunk));
-    T* const first_out = static_cast<T*>(a.out);
-    PagesAhead ahead(pages, first_out + begin * kChunk,
-                     first_out + (is_dense ? std::min(end * kChunk, width) : begin * kChunk));
+    T* const all = first_out + product(m.sizes, m.rank);
+    PagesAhead ahead(pages, out_at(begin), !is_dense ? out_at(begin) : end < tasks ? out_at(end) : all);
     for (int64_t task = begin; task < end; ++task) {
       const int64_t at = task % chunks * kChunk, line = task / chunks % groups * lines, index = task / chunks / groups;
       const int64_t n = std::min(kChunk, width - at);
       const T* x = static_cast<const T*>(a.x) + offset_at(m.sizes, m.x, outer, index) + line * x_line + at * x_step;
-      T* out = static_cast<T*>(a.out) + offset_at(m.sizes, m.out, outer, index) + line * out_line + at * out_step;
+      T* out = out_at(task);
       uint64_t rng_offset = rng_offsets.base + static_cast<uint64_t>(offset_at(m.sizes, m.rng_offsets, outer, index) +
                                                                      line * rng_line + at * m.rng_offsets[inner]);
-      if (is_dense) ahead.until(out + n);
+      const int64_t last = std::min(line + lines, all_lines);
+      if (is_dense) ahead.until(out + (last - line - 1) * out_line + n);
       if (eight) {
         const T* from[kLanesPerCounter];
         T* to[kLanesPerCounter];
@@ -66,15 +72,20 @@ sinpe_status dropout(const sinpe_add_arguments& a) {
         kernels.drop_eight(from, nullptr, to, n, scale, parameters, rng_offset);
         continue;
       }
-      for (int64_t k = line; k < std::min(line + lines, all_lines); ++k) {
-        const T* from = x_step == 1 ? x : dense_x.data();
-        T* to = out_step == 1 ? out : dense_out.data();
-        for (int64_t i = 0; i < n && x_step != 1; ++i) dense_x[static_cast<size_t>(i)] = x[i * x_step];
-        kernels.add(&from, nullptr, &to, 1, n, scale, parameters, &rng_offset, Stores::kCached);
-        for (int64_t i = 0; i < n && out_step != 1; ++i) out[i * out_step] = to[i];
-        x += x_line;
-        out += out_line;
-        rng_offset += static_cast<uint64_t>(rng_line);
+      // Several lines for a kernel call, which costs as much as some dozens of elements.
+      const int64_t at_once = x_step == 1 && out_step == 1 ? kAddSlicesInPlace : 1;
+      for (int64_t k = line; k < last; k += at_once) {
+        const T* from[kAddSlicesInPlace];
+        T* to[kAddSlicesInPlace];
+        uint64_t offsets[kAddSlicesInPlace];
+        const int count = static_cast<int>(std::min(at_once, last - k));
+        for (int j = 0; j < count; ++j, x += x_line, out += out_line, rng_offset += static_cast<uint64_t>(rng_line))
+          from[j] = x, to[j] = out, offsets[j] = rng_offset;
+        for (int64_t i = 0; i < n && x_step != 1; ++i) dense_x[static_cast<size_t>(i)] = from[0][i * x_step];
+        if (x_step != 1) from[0] = dense_x.data();
+        if (out_step != 1) to[0] = dense_out.data();
+        kernels.add(from, nullptr, to, count, n, scale, parameters, offsets, Stores::kCached);
+        for (int64_t i = 0; i < n && out_step != 1; ++i) (out - out_line)[i * out_step] = to[0][i];
       }
     }
   });

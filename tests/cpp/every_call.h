@@ -152,6 +152,17 @@ inline std::vector<Call> every_call(int64_t batch, int64_t rows, int64_t dim) {
                      const sinpe_add_arguments a = arguments(out, x.data(), nullptr, p[0], nullptr);
                      return sinpe_dropout(&a);
                    }});
+  // Two heads, (batch, 2, rows, dim / 2) in the memory of (batch, rows, dim).
+  const Bytes of_heads = bytes(std::vector<int64_t>{77, rows * dim, rows * (dim / 2), dim / 2, 1});
+  calls.push_back({"dropout, heads", {of_heads}, 0, size, 4, [=](const Pointers& p, void* out) {
+                     sinpe_add_arguments a = arguments(out, x.data(), nullptr, p[0], nullptr);
+                     a.rank = 4;
+                     const int64_t sizes[] = {batch, 2, rows, dim / 2}, strides[] = {rows * dim, dim / 2, dim, 1};
+                     std::memcpy(a.sizes, sizes, sizeof sizes);
+                     std::memcpy(a.x_strides, strides, sizeof strides);
+                     std::memcpy(a.out_strides, strides, sizeof strides);
+                     return sinpe_dropout(&a);
+                   }});
   calls.push_back({"row_dots",
                    {packed, mask, elements, scattered, x, made<double>(dim, number)},
                    0,
