@@ -57,6 +57,8 @@ class ChannelMaker {
   }
 
  private:
+  static constexpr int64_t kFewRows = 16;
+
   void strip(int64_t position_set, int64_t channel, int64_t n, Real* out) {
     const int64_t end = channel + n, step = plan_.interleaved ? 2 : 1;
     if (plan_.interleaved && plan_.shared && channel % 2 == 0 && end <= plan_.n0 + plan_.n1) {
@@ -84,30 +86,35 @@ class ChannelMaker {
     for (int64_t r = 0; r < columns_; r += kBlockRows) {
       const int64_t count = std::min(kBlockRows, columns_ - r);
       positions_.rows(maker, position_set, row_ + r, count, rows_, part.dim);
-      turn(part.dim, count, out + r, row_of);
+      turn(rows_, part.dim, part.dim, count, out + r, row_of);
     }
   }
 
-  // n channels of kept rows: copied first, since rows a power of 2 apart displace each other in the cache.
+  // n channels of kept rows. More than a few are copied first, as rows a power of 2 apart displace each other in the cache.
   void turn_kept(int64_t position_set, int64_t channel, int64_t n, Real* out) {
     if constexpr (std::is_same<Real, float>::value) {
       for (int64_t r = 0; r < columns_; r += kBlockRows) {
         const int64_t count = std::min(kBlockRows, columns_ - r);
-        int64_t unused;
+        int64_t run;
+        const float* first = kept_.at(positions_.integer_at(position_set, row_ + r), &run) + channel;
+        if (count <= kFewRows && count <= run && positions_.are_consecutive()) {
+          turn(first, plan_.dim, n, count, out + r, [](int64_t k) { return k; });
+          continue;
+        }
         for (int64_t k = 0; k < count; ++k) {
-          const float* row = kept_.at(positions_.integer_at(position_set, row_ + r + k), &unused);
+          const float* row = kept_.at(positions_.integer_at(position_set, row_ + r + k), &run);
           std::copy_n(row + channel, n, rows_ + k * n);
         }
-        turn(n, count, out + r, [](int64_t k) { return k; });
+        turn(rows_, n, n, count, out + r, [](int64_t k) { return k; });
       }
     }
   }
 
-  // Columns [0, n) of `count` rows as rows of `out`, times alpha: column k as row row_of(k).
+  // Columns [0, n) of `count` rows, `stride` apart, as rows of `out`, times alpha: column k as row row_of(k).
   template <class RowOf>
-  void turn(int64_t n, int64_t count, Real* out, const RowOf& row_of) const {
+  void turn(const Real* rows, int64_t stride, int64_t n, int64_t count, Real* out, const RowOf& row_of) const {
     transpose(
-        rows_, n, count, n, [&](int64_t k) { return out + row_of(k) * columns_; },
+        rows, stride, count, n, [&](int64_t k) { return out + row_of(k) * columns_; },
         [this](auto v) { return v * alpha_; });
   }
 
