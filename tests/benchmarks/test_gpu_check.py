@@ -64,7 +64,7 @@ def test_steps(tmp_path: Path) -> None:
     assert "--kernel-name-base demangled -k regex:sinpe" in log["profile"]
     assert "--tool memcheck --kernel-regex kns=sinpe" in log["memcheck"]
     assert "sanitizer_subset.py --count" in log["smoke"]
-    results, log, _ = gpu_check(tmp_path, "more")
+    results, log, _ = gpu_check(tmp_path / "more", "more")
     assert " ".join(results) == MORE
     assert "arithmetic single" in log["single"] and "arithmetic single" in log["benchmark_single"]
     assert all(f"--tool {tool}" in log[tool] for tool in ("racecheck", "initcheck", "synccheck"))
