@@ -57,7 +57,7 @@ class ChannelMaker {
   }
 
  private:
-  static constexpr int64_t kFewRows = 16;
+  static constexpr int64_t kFewRows = 16;  // of consecutive positions, for which a copy costs more than it saves
 
   void strip(int64_t position_set, int64_t channel, int64_t n, Real* out) {
     const int64_t end = channel + n, step = plan_.interleaved ? 2 : 1;

@@ -51,8 +51,8 @@ sinpe_status dropout(const sinpe_add_arguments& a) {
   return parallel_status(tasks, grain, [&](int64_t begin, int64_t end) {
     std::vector<T> dense_x(x_step == 1 ? 0 : static_cast<size_t>(kChunk));
     std::vector<T> dense_out(out_step == 1 ? 0 : static_cast<size_t>(kChunk));
-    T* const all = first_out + product(m.sizes, m.rank);
-    PagesAhead ahead(pages, out_at(begin), !is_dense ? out_at(begin) : end < tasks ? out_at(end) : all);
+    T* const out_end = end < tasks ? out_at(end) : first_out + product(m.sizes, m.rank);
+    PagesAhead ahead(pages, out_at(begin), is_dense ? out_end : out_at(begin));
     for (int64_t task = begin; task < end; ++task) {
       const int64_t at = task % chunks * kChunk, line = task / chunks % groups * lines, index = task / chunks / groups;
       const int64_t n = std::min(kChunk, width - at);

@@ -3,8 +3,9 @@
 // consecutive positions. They are made by RowMaker, so that a call's result has the same bits with and without them.
 //
 // A block is made when calls have asked for half of its rows before, which a call for all of them does at its second time:
-// one that is made once costs no more than without. A block that was not used for long makes room. Nobody waits: while another thread holds the lock, and in a
-// child process that was forked while one did, a call computes its rows. SINPE_EXT_KEPT_BYTES sets the limit, 0: none.
+// one that is made once costs no more than without. A block that was not used for long makes room. Nobody waits: while
+// another thread holds the lock, and in a child process that was forked while one did, a call computes its rows.
+// SINPE_EXT_KEPT_BYTES sets the limit, 0: none.
 #pragma once
 
 #include <cstdint>
