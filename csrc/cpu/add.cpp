@@ -27,7 +27,7 @@ sinpe_status add_by_channels(const Plan& plan, const sinpe_add_arguments& a, int
     const auto make_rows = [&] {
       return ChannelMaker<Real>(plan, positions, kept, position, shape.dim, static_cast<Real>(a.alpha));
     };
-    const auto make_work = [&] { return TileAdder<T>(part, shape, pages, Shape(a).elements(), /*by_channels=*/true); };
+    const auto make_work = [&] { return Apply<T>(part, pages, Shape(a).elements(), nullptr, /*by_channels=*/true); };
     return for_each_row_tile<Real>(shape, position_sets, std::min(shape.rows, channels_per_tile(shape.dim)), make_rows,
                                    make_work);
   });
@@ -50,7 +50,7 @@ extern "C" sinpe_status sinpe_add(const int64_t* packed_plan, int64_t n_words, c
                        if (is_by_channels(*a)) return add_by_channels<T>(plan, *a, first);
                        const auto alpha = static_cast<accumulate_t<T>>(a->alpha);
                        const NewPages pages;
-                       const auto make_work = [&] { return TileAdder<T>(*a, shape, pages, shape.elements(), false); };
+                       const auto make_work = [&] { return Apply<T>(*a, pages, shape.elements()); };
                        return for_each_tile(plan, *a, first, alpha, make_work);
                      });
 }

@@ -97,7 +97,7 @@ sinpe_status add_grid(const Grid& grid, const void* values, const sinpe_add_argu
   const auto add_rows = [&](const sinpe_add_arguments& part, const auto& make_rows) {
     const Shape shape(part);
     const int64_t tile = std::max<int64_t>(1, std::min<int64_t>(64, kTileValues / shape.dim));
-    const auto make_work = [&] { return TileAdder<T>(part, shape, pages, Shape(a).elements(), false); };
+    const auto make_work = [&] { return Apply<T>(part, pages, Shape(a).elements()); };
     return for_each_row_tile<Real>(shape, 1, std::min(shape.rows, tile), make_rows, make_work, /*zeros=*/true);
   };
   if (!grid.by_channels) return add_rows(a, [&] { return PointRows<Real>(grid, from); });

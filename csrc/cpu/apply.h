@@ -1,68 +1,107 @@
-// What add, add_grid and embed do with a tile of rows.
+// What add, add_grid, embed and dropout do with a tile of rows: out = dropout(round(scale*x) + row), for each slice.
 #pragma once
 
+#include "cpu/ids.h"
 #include "cpu/tiles.h"
 
 namespace sinpe {
 
-constexpr int64_t kShortRow = 256;  // channels of a row for which several slices are added at once
-
-// One thread's work on a tile of rows: `pe` has the encoding, which is added to each slice of x. By channels, a row has
-// one channel at consecutive positions, to which the strides of the padding mask belong.
+// One thread's work. By channels, a row has one channel at consecutive positions, to which the strides of the padding
+// mask belong.
 template <class T>
-class TileAdder {
+class Apply {
  public:
   using Real = accumulate_t<T>;
   using Element = T;
   static constexpr bool kStreams = true;
-  // `elements`: of the whole out, of which `a` may be a part.
-  TileAdder(const sinpe_add_arguments& a, const Shape& shape, const NewPages& pages, int64_t elements, bool by_channels)
+
+  // `elements`: of the whole out, of which `a` may be a part. `embed`: whose `add` is `a`, or null.
+  Apply(const sinpe_add_arguments& a, const NewPages& pages, int64_t elements,
+        const sinpe_embed_arguments* embed = nullptr, bool by_channels = false)
       : a_(a),
-        shape_(shape),
+        embed_(embed),
+        shape_(a),
         pages_(pages),
-        padding_(a, shape),
+        padding_(a, shape_),
         rng_offsets_(a.dropout, a.sizes, a.rank),
         dropout_(dropout_of(a.dropout, rng_offsets_.strides[a.rank - 1])),
-        x_row_(a.x_strides[a.rank - 2]),
+        ids_row_(embed != nullptr ? embed->id_strides[a.rank - 2] : 0),
+        x_row_(embed != nullptr ? 0 : a.x_strides[a.rank - 2]),
         out_row_(a.out_strides[a.rank - 2]),
-        x_column_(shape.dim == 1 ? 1 : a.x_strides[a.rank - 1]),
-        out_column_(shape.dim == 1 ? 1 : a.out_strides[a.rank - 1]),
-        rng_offset_row_(rng_offsets_.strides[a.rank - 2]),
+        x_column_(shape_.dim == 1 || embed != nullptr ? 1 : a.x_strides[a.rank - 1]),
+        out_column_(shape_.dim == 1 ? 1 : a.out_strides[a.rank - 1]),
+        rng_row_(rng_offsets_.strides[a.rank - 2]),
         between_rows_(slices_between_rows(a, a.out_strides)),
         scale_(static_cast<Real>(a.scale)),
+        kernels_(row_kernels().of<T>()),
         // A new output's pages are in the cache: the system has just filled them with zeros.
-        stores_(pages.is_empty() && a.out != a.x ? stores_for(elements * kSize, elements * kSize) : Stores::kCached),
-        fence_(stores_) {
-    const bool dense = x_column_ == 1 && out_column_ == 1;
-    const bool rows_follow = rng_offset_row_ == shape.dim * rng_offsets_.strides[a.rank - 1];
-    can_stream_ = dense && a.padding_mask == nullptr;
-    whole_tile_ =
-        can_stream_ && x_row_ == shape.dim && out_row_ == shape.dim && (a.dropout.drop_threshold == 0 || rows_follow);
-    drops_eight_ = by_channels && can_stream_ && a.dropout.drop_threshold != 0 && rng_offset_row_ == 1 &&
-                   dropout_.step % kLanesPerCounter == 0;
-    if (x_column_ != 1) x_dense_.resize(static_cast<size_t>(shape.dim));
-    if (out_column_ != 1) out_dense_.resize(static_cast<size_t>(shape.dim));
-    if (by_channels && a.padding_mask != nullptr) masked_.resize(static_cast<size_t>(shape.dim));
+        stores_(pages.is_empty() && a.out != a.x && embed == nullptr ? stores_for(elements * kSize, elements * kSize)
+                                                                     : Stores::kCached),
+        fence_(stores_),
+        drops_(a.dropout.drop_threshold != 0),
+        dense_(x_column_ == 1 && out_column_ == 1 && a.padding_mask == nullptr),
+        joined_(dense_ && embed == nullptr && x_row_ == shape_.dim && out_row_ == shape_.dim &&
+                (!drops_ || rng_row_ == shape_.dim * rng_offsets_.strides[a.rank - 1])),
+        drops_eight_(dense_ && drops_ && rng_row_ == 1 && embed == nullptr) {
+    for (int d = 0; drops_eight_ && d < a.rank; ++d)
+      drops_eight_ = d == a.rank - 2 || rng_offsets_.strides[d] % kLanesPerCounter == 0;
+    if (!dense_ || (embed == nullptr && !joined_ && shape_.dim > kShortRow)) {
+      at_once_ = 1;  // of long rows, the order of memory matters more than calls of the kernel
+    } else if (embed == nullptr && !joined_) {
+      at_once_ = drops_ ? kAddSlicesInPlace : kMostSlices;
+    } else {
+      at_once_ = a.out == a.x ? kAddSlicesInPlace : kAddSlices;
+    }
+    const size_t dim = static_cast<size_t>(shape_.dim);
+    if (x_column_ != 1) x_dense_.resize(dim);
+    if (out_column_ != 1) out_dense_.resize(dim);
+    if (by_channels && a.padding_mask != nullptr) masked_.resize(dim);
   }
 
+  // Rows that follow each other in memory are one line of elements, as is otherwise each row.
   void operator()(int64_t first, int64_t last, int64_t row, int64_t n, const Real* pe) {
-    if (!whole_tile_) {
-      return for_each_block(first, last, between_rows_, 1,
-                            [&](int64_t slice, int64_t count) { row_by_row(slice, count, row, n, pe); });
-    }
-    const T* x[kAddSlicesInPlace];
-    T* out[kAddSlicesInPlace];
-    uint64_t rng_offset[kAddSlicesInPlace];
-    const int at_once = a_.out == a_.x ? kAddSlicesInPlace : kAddSlices;
-    for (int64_t slice = first; slice < last;) {
-      int count = 0;
-      for (; count < at_once && slice < last; ++count, ++slice) {
-        find(slice, row, x + count, out + count, rng_offset + count);
-        populate(slice, row, n);
+    const int64_t lines = joined_ ? 1 : n, width = joined_ ? n * shape_.dim : shape_.dim;
+    const int64_t others = std::min<int64_t>(at_once_, kAddSlicesInPlace);
+    for_each_block(first, last, between_rows_, others, [&](int64_t slice, int64_t count) {
+      const T* x[kMostSlices];
+      const int64_t* ids[kMostSlices];
+      T* out[kMostSlices];
+      uint64_t rng_offset[kMostSlices];
+      for (int64_t k = 0; k < count; ++k) {
+        if (embed_ != nullptr) ids[k] = ids_of(slice + k, row);
+        find(slice + k, row, x + k, out + k, rng_offset + k);
+        if (k == 0 || between_rows_ == 1) populate(slice + k, row, n);
       }
-      // `add` of rows_apply.inc, as compiled for this CPU.
-      row_kernels().of<T>().add(x, pe, out, count, n * shape_.dim, scale_, dropout_, rng_offset, stores_);
-    }
+      const auto advance = [&](int64_t rows) {
+        for (int64_t k = 0; k < count; ++k) {
+          x[k] += rows * x_row_;
+          out[k] += rows * out_row_;
+          rng_offset[k] += static_cast<uint64_t>(rows * rng_row_);
+        }
+      };
+      int64_t r = 0;
+      if (drops_eight_ && rng_offset[0] % kLanesPerCounter == 0) {
+        for (; r + kLanesPerCounter <= n; r += kLanesPerCounter, advance(kLanesPerCounter)) {
+          for (int64_t k = 0; k < count; ++k)
+            eight_lines(x[k], out[k], rng_offset[k], pe == nullptr ? nullptr : pe + r * shape_.dim);
+        }
+      }
+      for (; r < lines; ++r, advance(1)) {
+        const Real* const encoding = pe == nullptr ? nullptr : pe + r * shape_.dim;
+        for (int64_t k = 0; k < count; k += at_once_) {
+          const int64_t few = std::min<int64_t>(at_once_, count - k);
+          if (embed_ != nullptr) {
+            for (int64_t j = k; j < k + few; ++j) x[j] = line_of(ids[j][r * ids_row_]);
+            prefetch_next(ids, count, k + few, r, n);
+          }
+          if (dense_) {
+            add(x + k, encoding, out + k, static_cast<int>(few), width, rng_offset + k, stores_);
+          } else {
+            one_line(x[k], masked(encoding, slice + k, row + r), out[k], rng_offset[k]);
+          }
+        }
+      }
+    });
   }
 
   const NewPages& pages() const { return pages_; }
@@ -74,101 +113,96 @@ class TileAdder {
     if (pages_.is_empty() || out_column_ != 1 || out_row_ != between_rows_ * shape_.dim) return;
     pages_.populate(to(slice, row), n * out_row_ * kSize);
   }
-  // For for_each_streamed_row. Tiles are faster with dropout, which is limited by arithmetic, and for short rows (0.6
-  // to 1.1 of the time, Zen 4).
-  bool can_stream() const { return can_stream_ && a_.dropout.drop_threshold == 0 && shape_.dim >= 1024; }
+
+  // For for_each_streamed_row. Tiles are faster with dropout of 16-bit elements, of short vectors, or of x, which are
+  // limited by arithmetic, and for short rows of x (0.6 to 1.1 of the time, Zen 4).
+  bool can_stream() const {
+    if (embed_ == nullptr) return dense_ && !drops_ && shape_.dim >= 1024;
+    return dense_ && (!drops_ || (sizeof(T) == 4 && row_kernels().lanes > 2));
+  }
   StreamOptions stream_options() const {
     return {static_cast<float>(scale_), static_cast<float>(a_.alpha), dropout_, stores_};
   }
   void find(int64_t slice, int64_t row, const T** x, T** out, uint64_t* rng_offset) const {
-    *x = static_cast<const T*>(a_.x) + slice_offset(a_, a_.x_strides, slice) + row * x_row_;
+    *x = embed_ != nullptr ? line_of(*ids_of(slice, row))
+                           : static_cast<const T*>(a_.x) + slice_offset(a_, a_.x_strides, slice) + row * x_row_;
     *out = to(slice, row);
-    *rng_offset = rng_offsets_.base +
-                  static_cast<uint64_t>(slice_offset(a_, rng_offsets_.strides, slice) + row * rng_offset_row_);
+    *rng_offset =
+        rng_offsets_.base + static_cast<uint64_t>(slice_offset(a_, rng_offsets_.strides, slice) + row * rng_row_);
   }
 
  private:
   static constexpr int64_t kSize = sizeof(T);
+  static constexpr int64_t kShortRow = 256;  // channels of a row of x of which several slices are added at once
 
-  // n rows of `count` slices, each row of all of them before the next one.
-  void row_by_row(int64_t slice, int64_t count, int64_t row, int64_t n, const Real* pe) {
-    const T* x[kMostSlices];
-    T* out[kMostSlices];
-    uint64_t rng_offset[kMostSlices];
-    for (int64_t k = 0; k < count; ++k) find(slice + k, row, x + k, out + k, rng_offset + k);
-    populate(slice, row, n);
-    int64_t r = 0;
-    if (drops_eight_ && count == 1 && rng_offset[0] % kLanesPerCounter == 0) {
-      for (; r + kLanesPerCounter <= n; r += kLanesPerCounter) eight_rows(x[0], out[0], rng_offset[0], r, pe);
-      next_row(x, out, rng_offset, count, r);
-    }
-    // A kernel call for a single slice costs as much as some dozens of elements. For long rows, the order of memory
-    // matters more.
-    const int most = a_.dropout.drop_threshold != 0 ? kAddSlicesInPlace : kAddSlices;
-    const int64_t at_once = can_stream_ && shape_.dim <= kShortRow ? most : 1;
-    for (; r < n; ++r, next_row(x, out, rng_offset, count, 1)) {
-      const Real* encoding = pe + r * shape_.dim;
-      for (int64_t k = 0; k < count; k += at_once) {
-        if (at_once == 1) {
-          one_row(x[k], masked(encoding, slice + k, row + r), out[k], rng_offset[k]);
-        } else {
-          row_kernels().of<T>().add(x + k, encoding, out + k, static_cast<int>(std::min(at_once, count - k)),
-                                    shape_.dim, scale_, dropout_, rng_offset + k, stores_);
-        }
-      }
-    }
+  // embed: the ids of a slice from a row on, and the line of x that an id selects.
+  const int64_t* ids_of(int64_t slice, int64_t row) const {
+    return embed_->ids + slice_offset(a_, embed_->id_strides, slice) + row * ids_row_;
+  }
+  const T* line_of(int64_t id) const { return static_cast<const T*>(a_.x) + id * embed_->weight_stride; }
+  // The lines that are added next: from the k-th slice on, or the first ones of the next row. (Always inlined: GCC drops
+  // calls of functions that only prefetch.)
+  SINPE_HD void prefetch_next(const int64_t* const* ids, int64_t count, int64_t k, int64_t r, int64_t n) const {
+    if (k == count) k = 0, ++r;
+    for (const int64_t end = std::min(k + at_once_, count); k < end && r < n; ++k)
+      prefetch_row(line_of(ids[k][r * ids_row_]), shape_.dim);
   }
 
-  void next_row(const T** x, T** out, uint64_t* rng_offset, int64_t count, int64_t rows) const {
-    for (int64_t k = 0; k < count; ++k) {
-      x[k] += rows * x_row_;
-      out[k] += rows * out_row_;
-      rng_offset[k] += static_cast<uint64_t>(rows * rng_offset_row_);
-    }
+  void add(const T* const* x, const Real* row, T* const* out, int count, int64_t n, const uint64_t* rng_offset,
+           Stores stores) const {
+    kernels_.add(x, row, out, count, n, scale_, dropout_, rng_offset, stores);
   }
 
-  void eight_rows(const T* x, T* out, uint64_t rng_offset, int64_t r, const Real* pe) const {
+  void eight_lines(const T* x, T* out, uint64_t rng_offset, const Real* pe) const {
     const T* from[kLanesPerCounter];
     T* to[kLanesPerCounter];
     const Real* rows[kLanesPerCounter];
     for (int k = 0; k < kLanesPerCounter; ++k) {
-      from[k] = x + (r + k) * x_row_;
-      to[k] = out + (r + k) * out_row_;
-      rows[k] = pe + (r + k) * shape_.dim;
+      from[k] = x + k * x_row_;
+      to[k] = out + k * out_row_;
+      rows[k] = pe == nullptr ? nullptr : pe + k * shape_.dim;
     }
-    row_kernels().of<T>().drop_eight(from, rows, to, shape_.dim, scale_, dropout_,
-                                     rng_offset + static_cast<uint64_t>(r));
+    kernels_.drop_eight(from, rows, to, shape_.dim, scale_, dropout_, rng_offset);
   }
 
   // What is added to a row of a slice: null for scale * x alone. x - 0 is x, so that -0 masks single positions.
   const Real* masked(const Real* encoding, int64_t slice, int64_t row) {
     if (masked_.empty()) return padding_.at(slice, row) ? nullptr : encoding;
-    const uint8_t* mask = padding_.of(slice);
-    for (size_t i = 0; i < masked_.size(); ++i, mask += padding_.step())
-      masked_[i] = *mask != 0 ? -Real{0} : encoding[i];
-    return masked_.data();
+    const uint8_t* const mask = padding_.of(slice);
+    Real* const to = masked_.data();
+    const int64_t n = shape_.dim, step = padding_.step();
+    for (int64_t i = 0; i < n && step == 1; ++i) to[i] = mask[i] != 0 ? -Real{0} : encoding[i];
+    for (int64_t i = 0; i < n && step != 1; ++i) to[i] = mask[i * step] != 0 ? -Real{0} : encoding[i];
+    return to;
   }
 
-  void one_row(const T* x, const Real* encoding, T* out, uint64_t rng_offset) {
+  void one_line(const T* x, const Real* encoding, T* out, uint64_t rng_offset) {
+    const auto copy = [n = shape_.dim](const T* from, int64_t step, T* to, int64_t to_step) {
+      for (int64_t i = 0; i < n; ++i) to[i * to_step] = from[i * step];
+    };
     T* const to = out_dense_.empty() ? out : out_dense_.data();
-    for (size_t c = 0; c < x_dense_.size(); ++c) x_dense_[c] = x[static_cast<int64_t>(c) * x_column_];
-    if (!x_dense_.empty()) x = x_dense_.data();
-    row_kernels().of<T>().add(&x, encoding, &to, 1, shape_.dim, scale_, dropout_, &rng_offset,
-                              to == out ? stores_ : Stores::kCached);
-    for (size_t c = 0; c < out_dense_.size(); ++c) out[static_cast<int64_t>(c) * out_column_] = to[c];
+    if (!x_dense_.empty()) {
+      copy(x, x_column_, x_dense_.data(), 1);
+      x = x_dense_.data();
+    }
+    add(&x, encoding, &to, 1, shape_.dim, &rng_offset, to == out ? stores_ : Stores::kCached);
+    if (to != out) copy(to, 1, out, out_column_);
   }
 
   const sinpe_add_arguments& a_;
-  const Shape& shape_;
+  const sinpe_embed_arguments* embed_;
+  Shape shape_;
   NewPages pages_;
   Padding padding_;
   RngOffsets rng_offsets_;
   Dropout dropout_;
-  int64_t x_row_, out_row_, x_column_, out_column_, rng_offset_row_, between_rows_;
+  int64_t ids_row_, x_row_, out_row_, x_column_, out_column_, rng_row_, between_rows_;
   Real scale_;
+  const KernelsOf<T>& kernels_;
   Stores stores_;
   StoreFence fence_;
-  bool can_stream_, whole_tile_, drops_eight_;
+  bool drops_, dense_, joined_, drops_eight_;
+  int64_t at_once_;
   std::vector<T> x_dense_, out_dense_;
   std::vector<Real> masked_;
 };

@@ -11,7 +11,9 @@ constexpr int64_t kMostColumns = 2048;  // positions of a tile
 constexpr int64_t kStrip = 64;          // channels that are made at once, at kBlockRows positions
 
 // Channels of a tile of 256 KiB.
-inline int64_t channels_per_tile(int64_t columns) { return std::max<int64_t>(kStrip / 2, 65536 / columns / 2 * 2); }
+inline int64_t channels_per_tile(int64_t columns) {
+  return std::max<int64_t>(kStrip / 2, kTileOfMany / columns / kMinTileRows * kMinTileRows);
+}
 
 // `count` channels of a plan as a plan of their own: from the i-th of one stream, or (pairs) from the i-th of either,
 // first those of one stream, then those of the other.

@@ -46,7 +46,7 @@ class PagesAhead {
   // To be called before memory below `next` is written.
   void until(const void* next) {
     const int64_t missing = static_cast<const char*>(next) - reached_;
-    if (missing <= 0 || reached_ == end_) return;
+    if (missing <= 0 || reached_ >= end_) return;
     const int64_t left = end_ - reached_, chunk = std::max<int64_t>(missing, kChunk);
     const int64_t bytes = left < chunk + kChunk / 2 ? left : chunk;
     pages_.populate(reached_, bytes);

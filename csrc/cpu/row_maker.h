@@ -77,8 +77,10 @@ class RowMaker {
     }
   }
 
-  // Whether block() is used, and not consecutive() or one(). Integers often have runs.
-  bool makes_blocks(bool integers) const { return fills_no_panel(plan_) || (!integers && has_few_channels(plan_)); }
+  // Whether block() is used, and not consecutive() or one(): for few channels, unless integers have runs.
+  bool makes_blocks(bool integers) const {
+    return fills_no_panel(plan_) || (has_few_channels(plan_) && (!integers || steps_ == nullptr));
+  }
 
   // Rows at n <= kBlockRows positions, position(0), position(1), ..., if has_few_channels().
   template <class T, class PositionOf>

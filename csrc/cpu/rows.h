@@ -106,13 +106,13 @@ struct KernelsOf {
   // out = dropout(scale * x + alpha * PE) for the next n rows; x may be out.
   void (*stream)(RowState& state, int64_t position, int64_t n, const StreamedRows<T>& rows,
                  const StreamOptions& options);
-  // out[k][i] = scale * x[k][i] + row[i] for `count` slices of x, at most kAddSlicesInPlace, rounded to Real after each
-  // step, then dropout, then rounded to T. `row` already contains round(alpha*PE); if it is null, scale * x alone.
+  // out[k][i] = scale * x[k][i] + row[i] for `count` slices of x, with dropout at most kAddSlicesInPlace, rounded to Real
+  // after each step, then dropout, then rounded to T. `row` already contains round(alpha*PE); if it is null, scale * x alone.
   // rng_offset[k] is the RNG offset of x[k][0], not read without dropout. x[k] and out[k] may be the same memory. `stores` is
   // ignored with dropout, and without a row.
   void (*add)(const T* const* x, const Real* row, T* const* out, int count, int64_t n, Real scale,
               const Dropout& dropout, const uint64_t* rng_offset, Stores stores);
-  // The same, with dropout, for kLanesPerCounter lines of n elements, each with its own row (or, if rows is null, none). Their
+  // The same, with dropout, for kLanesPerCounter lines of n elements, each with its own row (null: none). Their
   // RNG offsets are consecutive at each element, from a multiple of kLanesPerCounter; rng_offset is that of x[0][0].
   void (*drop_eight)(const T* const* x, const Real* const* rows, T* const* out, int64_t n, Real scale,
                      const Dropout& dropout, uint64_t rng_offset);

@@ -18,7 +18,7 @@
 #include "cpu/exceptions.h"
 #include "cpu/kept_rows.h"
 #include "cpu/populate.h"
-#include "cpu/row_maker.h"
+#include "cpu/positions.h"
 
 namespace sinpe {
 
@@ -74,82 +74,6 @@ inline sinpe_status check_arguments(const Plan& plan, const sinpe_add_arguments&
   return SINPE_OK;
 }
 
-// Positions of the rows of one batch element.
-class Positions {
- public:
-  Positions(const sinpe_add_arguments& a, int64_t first) : a_(a), first_(first) {}
-  bool shared_by_batch() const { return a_.positions == nullptr || a_.position_strides[0] == 0; }
-
-  // Whether the rows of a batch element have consecutive positions; first() is the position of the first.
-  bool are_consecutive() const { return a_.positions == nullptr || a_.positions_are_starts != 0; }
-  int64_t first(int64_t batch) const {
-    if (a_.positions == nullptr) return first_;
-    return static_cast<const int64_t*>(a_.positions)[batch * a_.position_strides[0]];
-  }
-
-  // For integers: the lowest and the highest position of all rows. Returns false for floats.
-  bool range(const Shape& shape, int64_t* lowest, int64_t* highest) const {
-    if (a_.positions == nullptr) {
-      *lowest = first_, *highest = first_ + (shape.rows - 1);
-      return true;
-    }
-    if (a_.position_dtype != SINPE_INT64) return false;
-    *lowest = INT64_MAX, *highest = INT64_MIN;
-    const int64_t step = are_consecutive() ? std::max<int64_t>(1, shape.rows - 1) : 1;  // the first and last are enough
-    for (int64_t b = 0; b < (shared_by_batch() ? 1 : shape.batch); ++b) {
-      for (int64_t row = 0; row < shape.rows; row += step) {
-        const int64_t p = integer_at(b, row);
-        *lowest = std::min(*lowest, p), *highest = std::max(*highest, p);
-      }
-    }
-    return true;
-  }
-
-  // The position of a row of a batch element, if positions are integers.
-  int64_t integer_at(int64_t batch, int64_t row) const {
-    if (are_consecutive()) return first(batch) + row;
-    return static_cast<const int64_t*>(a_.positions)[batch * a_.position_strides[0] + row * a_.position_strides[1]];
-  }
-
-  template <class Real>
-  void rows(RowMaker& maker, int64_t batch, int64_t row, int64_t n, Real* out, int64_t dim) const {
-    if (are_consecutive()) return maker.consecutive(first(batch) + row, n, out, dim);
-    const int64_t step = a_.position_strides[1], at = batch * a_.position_strides[0] + row * step;
-    if (maker.makes_blocks(a_.position_dtype == SINPE_INT64)) {
-      for (int64_t r = 0; r < n; r += kBlockRows) {
-        const auto position_of = [&](int64_t k) { return position(at + (r + k) * step); };
-        maker.block(std::min(kBlockRows, n - r), position_of, out + r * dim, dim);
-      }
-      return;
-    }
-    for (int64_t r = 0; r < n;) {
-      if (a_.position_dtype != SINPE_INT64) {
-        maker.one(position(at + r * step), out + r * dim);
-        ++r;
-        continue;
-      }
-      const int64_t* p = static_cast<const int64_t*>(a_.positions) + at + r * step;
-      int64_t run = 1;
-      while (r + run < n && p[(run - 1) * step] != INT64_MAX && p[run * step] == p[(run - 1) * step] + 1) ++run;
-      maker.consecutive(*p, run, out + r * dim, dim);
-      r += run;
-    }
-  }
-
- private:
-  // The i-th element of the positions.
-  Position position(int64_t i) const {
-    switch (a_.position_dtype) {
-      case SINPE_INT64: return integer_position(static_cast<const int64_t*>(a_.positions)[i]);
-      case SINPE_FLOAT32: return float_position(static_cast<const float*>(a_.positions)[i]);
-      default: return float_position(static_cast<const double*>(a_.positions)[i]);
-    }
-  }
-
-  const sinpe_add_arguments& a_;
-  int64_t first_;
-};
-
 // The padding mask: rows to which no encoding is added.
 class Padding {
  public:
@@ -202,20 +126,20 @@ struct Rows {
   int64_t n;
 };
 
-constexpr int64_t kMinTileRows = 8, kMinChunkSlices = 8;
+constexpr int64_t kMinTileRows = 8, kMinChunkSlices = 8, kTaskElements = 65536;
 
-// The rows of a tile, at most `tile`, so that there are several tiles for each thread, but no fewer than kMinTileRows.
+// The rows of a tile, at most `tile`, so that there are several tiles for each thread: a multiple of kMinTileRows.
 inline int64_t tile_for_threads(int64_t tile, int64_t rows, int64_t threads) {
-  return threads == 1 ? tile : std::min(tile, std::max(kMinTileRows, rows / (4 * threads)));
+  return threads == 1 ? tile : std::min(tile, std::max<int64_t>(1, rows / (4 * threads * kMinTileRows)) * kMinTileRows);
 }
 
 // Calls work(first slice, last slice, row, n, pe) so that every row of every slice is processed once. make_rows() creates
 // one thread's generator of rows; generator(position_set, row, n, tile) returns up to n of them, which it computes in
 // tile.data() or has already. make_work() creates the work function of one thread. With `zeros`, a tile holds zeros where
-// the generator writes nothing.
+// the generator writes nothing. If it computes nothing (`has_rows`), chunks are small: tasks in the order of memory.
 template <class Real, class MakeRows, class MakeWork>
 sinpe_status for_each_row_tile(const Shape& shape, int64_t position_sets, int64_t tile, const MakeRows& make_rows,
-                               const MakeWork& make_work, bool zeros = false) {
+                               const MakeWork& make_work, bool zeros = false, bool has_rows = false) {
   using Work = decltype(make_work());
   const auto apply = [](auto& maker, auto& work, TileMemory<Real>& memory, int64_t position_set, int64_t first,
                         int64_t last, int64_t row, int64_t n) {
@@ -241,8 +165,9 @@ sinpe_status for_each_row_tile(const Shape& shape, int64_t position_sets, int64_
   tile = tile_for_threads(tile, position_sets * shape.rows, threads);
   const int64_t tiles = (shape.rows + tile - 1) / tile, all_tiles = position_sets * tiles;
   const int64_t wanted = std::min((4 * threads + all_tiles - 1) / all_tiles, slices / kMinChunkSlices);
-  const int64_t chunks =
-      threads == 1 ? 1 : std::max<int64_t>(1, std::min(slices, std::max(wanted, threads / all_tiles)));
+  const int64_t for_threads = threads == 1 ? 1 : std::min(slices, std::max(wanted, threads / all_tiles));
+  const int64_t most = !has_rows ? slices : tiles > 1 ? 1 : std::max<int64_t>(1, kTaskElements / (tile * shape.dim));
+  const int64_t chunks = std::max({int64_t{1}, for_threads, slices / most});
   const int64_t cost = std::max<int64_t>(1, tile * shape.dim * ((slices + chunks - 1) / chunks));
 
   const int64_t tasks = all_tiles * chunks, grain = is_small ? tasks : std::max<int64_t>(1, kGrain / cost);
@@ -250,21 +175,21 @@ sinpe_status for_each_row_tile(const Shape& shape, int64_t position_sets, int64_
     auto maker = make_rows();
     auto work = make_work();
     TileMemory<Real> memory(tile * shape.dim, zeros);
-    // The tiles of a single slice are small, so that its pages are populated for several at a time.
+    const auto first_slice = [&](int64_t task) { return task / tiles * slices / chunks; };
+    // Small tasks in the order of memory, for several of which pages are populated at a time.
     std::optional<PagesAhead> ahead;
     if constexpr (Work::kStreams) {
-      if (slices == 1)
-        ahead.emplace(work.pages(), work.to(begin / tiles, begin % tiles * tile),
-                      work.to((end - 1) / tiles, std::min(((end - 1) % tiles + 1) * tile, shape.rows)));
+      if (chunks == slices || (has_rows && tiles == 1))
+        ahead.emplace(work.pages(), work.to(first_slice(begin), begin % tiles * tile),
+                      work.to(first_slice(end - 1 + tiles) - 1, std::min(((end - 1) % tiles + 1) * tile, shape.rows)));
     }
     for (int64_t task = begin; task < end; ++task) {
-      const int64_t row = task % tiles * tile, chunk = task / tiles % chunks, position_set = task / tiles / chunks;
-      const int64_t n = std::min(tile, shape.rows - row), first = position_set * slices;
+      const int64_t row = task % tiles * tile, first = first_slice(task), last = first_slice(task + tiles);
+      const int64_t n = std::min(tile, shape.rows - row);
       if constexpr (Work::kStreams) {
-        if (ahead) ahead->until(work.to(first, row + n));
+        if (ahead) ahead->until(work.to(last - 1, row + n));
       }
-      apply(maker, work, memory, position_set, first + slices * chunk / chunks, first + slices * (chunk + 1) / chunks,
-            row, n);
+      apply(maker, work, memory, task / tiles / chunks, first, last, row, n);
     }
   });
 }
@@ -367,7 +292,8 @@ sinpe_status for_each_tile(const Plan& plan, const sinpe_add_arguments& a, int64
   const bool alone = shape.batch * shape.middle == position_sets;
   KeptRows kept;
   find_kept<Real>(plan, positions, shape, &kept);
-  const bool has_runs = std::is_same<Real, float>::value && !kept.found();
+  const bool has_runs =
+      std::is_same<Real, float>::value && !kept.found() && positions.have_runs(position_sets, shape.rows);
   const std::unique_ptr<RowState> steps = shared_steps(plan, has_runs ? shape.rows : 0);
   if constexpr (std::is_same<Real, float>::value && Work::kStreams) {
     if (steps != nullptr && alone && positions.are_consecutive() && make_work().can_stream()) {
