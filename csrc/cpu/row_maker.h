@@ -85,7 +85,7 @@ class RowMaker {
   // Rows at n <= kBlockRows positions, position(0), position(1), ..., if has_few_channels().
   template <class T, class PositionOf>
   void block(int64_t n, const PositionOf& position, T* out, int64_t stride) {
-    double p[kBlockRows];
+    double p[kBlockRows] = {};
     for (int64_t r = 0; r < n; ++r) p[r] = position(r).d;
     // fast_position() of each, without branches, of which random signs would mispredict half.
     int fast = 1;
