@@ -24,12 +24,12 @@ class Apply {
         pages_(pages),
         padding_(a, shape_),
         rng_offsets_(a.dropout, a.sizes, a.rank),
-        dropout_(dropout_of(a.dropout, rng_offsets_.strides[a.rank - 1])),
+        dropout_(dropout_of(a.dropout, rng_offsets_.strides[a.rank - (shape_.dim == 1 ? 2 : 1)])),
         ids_row_(embed != nullptr ? embed->id_strides[a.rank - 2] : 0),
         x_row_(embed != nullptr ? 0 : a.x_strides[a.rank - 2]),
         out_row_(a.out_strides[a.rank - 2]),
-        x_column_(shape_.dim == 1 || embed != nullptr ? 1 : a.x_strides[a.rank - 1]),
-        out_column_(shape_.dim == 1 ? 1 : a.out_strides[a.rank - 1]),
+        x_column_(embed != nullptr ? 1 : a.x_strides[a.rank - (shape_.dim == 1 ? 2 : 1)]),
+        out_column_(embed != nullptr ? 1 : a.out_strides[a.rank - (shape_.dim == 1 ? 2 : 1)]),
         rng_row_(rng_offsets_.strides[a.rank - 2]),
         between_rows_(slices_between_rows(a, a.out_strides)),
         scale_(static_cast<Real>(a.scale)),
@@ -40,25 +40,27 @@ class Apply {
         fence_(stores_),
         drops_(a.dropout.drop_threshold != 0),
         dense_(x_column_ == 1 && out_column_ == 1 && a.padding_mask == nullptr),
-        joined_(dense_ && embed == nullptr && x_row_ == shape_.dim && out_row_ == shape_.dim &&
-                (!drops_ || rng_row_ == shape_.dim * rng_offsets_.strides[a.rank - 1])),
+        joined_(embed == nullptr && a.padding_mask == nullptr && x_row_ == shape_.dim * x_column_ &&
+                out_row_ == shape_.dim * out_column_ &&
+                (!drops_ || static_cast<uint64_t>(rng_row_) == static_cast<uint64_t>(shape_.dim) * dropout_.step)),
         drops_eight_(dense_ && drops_ && rng_row_ == 1 && embed == nullptr) {
     for (int d = 0; drops_eight_ && d < a.rank; ++d)
       drops_eight_ = d == a.rank - 2 || rng_offsets_.strides[d] % kLanesPerCounter == 0;
+    // Of long rows of x, the order of memory matters more than the number of calls of the kernel.
     if (!dense_ || (embed == nullptr && !joined_ && shape_.dim > kShortRow)) {
-      at_once_ = 1;  // of long rows, the order of memory matters more than calls of the kernel
+      at_once_ = 1;
     } else if (embed == nullptr && !joined_) {
       at_once_ = drops_ ? kAddSlicesInPlace : kMostSlices;
     } else {
       at_once_ = a.out == a.x ? kAddSlicesInPlace : kAddSlices;
     }
-    const size_t dim = static_cast<size_t>(shape_.dim);
-    if (x_column_ != 1) x_dense_.resize(dim);
-    if (out_column_ != 1) out_dense_.resize(dim);
-    if (by_channels && a.padding_mask != nullptr) masked_.resize(dim);
+    const size_t piece = static_cast<size_t>(std::min(kPiece, shape_.rows * shape_.dim));
+    if (x_column_ != 1) x_dense_.resize(piece);
+    if (out_column_ != 1) out_dense_.resize(piece);
+    if (by_channels && a.padding_mask != nullptr) masked_.resize(static_cast<size_t>(shape_.dim));
   }
 
-  // Rows that follow each other in memory are one line of elements, as is otherwise each row.
+  // Rows whose elements follow each other at equal distances are one line, as is otherwise each row.
   void operator()(int64_t first, int64_t last, int64_t row, int64_t n, const Real* pe) {
     const int64_t lines = joined_ ? 1 : n, width = joined_ ? n * shape_.dim : shape_.dim;
     const int64_t others = std::min<int64_t>(at_once_, kAddSlicesInPlace);
@@ -97,7 +99,7 @@ class Apply {
           if (dense_) {
             add(x + k, encoding, out + k, static_cast<int>(few), width, rng_offset + k, stores_);
           } else {
-            one_line(x[k], masked(encoding, slice + k, row + r), out[k], rng_offset[k]);
+            one_line(x[k], masked(encoding, slice + k, row + r), out[k], width, rng_offset[k]);
           }
         }
       }
@@ -133,6 +135,7 @@ class Apply {
 
  private:
   static constexpr int64_t kSize = sizeof(T);
+  static constexpr int64_t kPiece = 8192;    // elements that are gathered at once
   static constexpr int64_t kShortRow = 256;  // channels of a row of x of which several slices are added at once
 
   // embed: the ids of a slice from a row on, and the line of x that an id selects.
@@ -176,17 +179,24 @@ class Apply {
     return to;
   }
 
-  void one_line(const T* x, const Real* encoding, T* out, uint64_t rng_offset) {
-    const auto copy = [n = shape_.dim](const T* from, int64_t step, T* to, int64_t to_step) {
+  // A line in pieces that are gathered from x and scattered to out.
+  void one_line(const T* x, const Real* encoding, T* out, int64_t width, uint64_t rng_offset) {
+    const auto copy = [](const T* from, int64_t step, T* to, int64_t to_step, int64_t n) {
       for (int64_t i = 0; i < n; ++i) to[i * to_step] = from[i * step];
     };
-    T* const to = out_dense_.empty() ? out : out_dense_.data();
-    if (!x_dense_.empty()) {
-      copy(x, x_column_, x_dense_.data(), 1);
-      x = x_dense_.data();
+    for (int64_t i = 0; i < width; i += kPiece) {
+      const int64_t n = std::min(kPiece, width - i);
+      const T* from = x + i * x_column_;
+      T *const end = out + i * out_column_, *const to = out_dense_.empty() ? end : out_dense_.data();
+      if (!x_dense_.empty()) {
+        copy(from, x_column_, x_dense_.data(), 1, n);
+        from = x_dense_.data();
+      }
+      add(&from, encoding == nullptr ? nullptr : encoding + i, &to, 1, n, &rng_offset,
+          to == end ? stores_ : Stores::kCached);
+      if (to != end) copy(to, 1, end, out_column_, n);
+      rng_offset += static_cast<uint64_t>(n) * dropout_.step;
     }
-    add(&x, encoding, &to, 1, shape_.dim, &rng_offset, to == out ? stores_ : Stores::kCached);
-    if (to != out) copy(to, 1, out, out_column_);
   }
 
   const sinpe_add_arguments& a_;

@@ -10,7 +10,7 @@ namespace sinpe {
 constexpr int64_t kMostColumns = 2048;  // positions of a tile
 constexpr int64_t kStrip = 64;          // channels that are made at once, at kBlockRows positions
 
-// Channels of a tile of 256 KiB.
+// Channels of a tile of kTileOfMany values.
 inline int64_t channels_per_tile(int64_t columns) {
   return std::max<int64_t>(kStrip / 2, kTileOfMany / columns / kMinTileRows * kMinTileRows);
 }
@@ -67,7 +67,7 @@ class ChannelMaker {
       const Plan part = part_of(plan_, 0, channel / 2, n, /*pairs=*/true);
       return make(part, position_set, out, [&](int64_t k) { return k < part.n0 ? 2 * k : 2 * (k - part.n0) + 1; });
     }
-    if (end > plan_.n0 + plan_.n1) std::fill(out, out + n * columns_, Real{0});
+    if (end > plan_.n0 + plan_.n1) std::fill(out, out + n * columns_, Real{0} * alpha_);
     for (int stream = 0; stream < 2; ++stream) {
       // The stream's channels are begin + i * step.
       const int64_t begin = stream == 0 ? 0 : (plan_.interleaved ? 1 : plan_.n0),

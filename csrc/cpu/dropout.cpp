@@ -29,10 +29,8 @@ sinpe_status dropout(const sinpe_add_arguments& a) {
     lines.out_strides[to] = m.out[d];
     rng_offsets[1 + to] = m.rng_offsets[d];
   };
-  // A single dimension: many rows of one element, or if these do not follow each other in memory, one row.
-  const int first = m.rank == 1 && (m.x[0] != 1 || m.out[0] != 1) ? 1 : 0;
-  if (m.rank == 1) put(1 - first, 1, 0);
-  for (int d = 0; d < m.rank; ++d) put(first + d, m.sizes[d], d);
+  for (int d = 0; d < m.rank; ++d) put(d, m.sizes[d], d);
+  if (m.rank == 1) put(1, 1, 0);  // rows of one element
   lines.rank = std::max(2, m.rank);
   const Shape shape(lines);
   const NewPages pages;

@@ -92,3 +92,22 @@ def test_embed_with_the_sequence_first(batch: int) -> None:
         ours = sinpe.embed(ids, weight, scale=2.0, seq_dim=0, **options)
         with sinpe.use_backend("eager"):
             assert torch.equal(ours, sinpe.embed(ids, weight, scale=2.0, seq_dim=0, **options))
+
+
+@pytest.mark.parametrize("shape", [(20011, 1), (3, 4001, 2), (2, 1000, 16)], ids=str)
+def test_gradients_of_expanded_and_strided_gradients(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape).requires_grad_()
+    for grad in (torch.ones(()).expand(shape), torch.randn(*shape[:-1], 2 * shape[-1])[..., ::2]):
+        gradients = []
+        for contiguous in (grad, grad.clone(memory_format=torch.contiguous_format)):
+            (of_x,) = torch.autograd.grad(sinpe.add(x, shape[-1], dropout=0.5, seed=1), x, contiguous)
+            gradients.append(of_x)
+        assert torch.equal(*gradients)
+
+
+def test_channel_without_encoding_has_the_sign_of_alpha() -> None:
+    x = -torch.zeros(2, 40, 3)
+    expected = sinpe.add(x, "t2t", alpha=-1.0)
+    in_channels = sinpe.add(x.transpose(1, 2).contiguous().transpose(1, 2), "t2t", alpha=-1.0)
+    assert expected[0, 0, -1].signbit()
+    assert torch.equal(in_channels.contiguous().view(torch.int32), expected.view(torch.int32))
