@@ -181,20 +181,17 @@ class Apply {
 
   // A line in pieces that are gathered from x and scattered to out.
   void one_line(const T* x, const Real* encoding, T* out, int64_t width, uint64_t rng_offset) {
-    const auto copy = [](const T* from, int64_t step, T* to, int64_t to_step, int64_t n) {
-      for (int64_t i = 0; i < n; ++i) to[i * to_step] = from[i * step];
-    };
     for (int64_t i = 0; i < width; i += kPiece) {
       const int64_t n = std::min(kPiece, width - i);
       const T* from = x + i * x_column_;
       T *const end = out + i * out_column_, *const to = out_dense_.empty() ? end : out_dense_.data();
-      if (!x_dense_.empty()) {
-        copy(from, x_column_, x_dense_.data(), 1, n);
-        from = x_dense_.data();
+      if (T* const dense = x_dense_.data(); dense != nullptr) {
+        for (int64_t k = 0, step = x_column_; k < n; ++k) dense[k] = from[k * step];
+        from = dense;
       }
       add(&from, encoding == nullptr ? nullptr : encoding + i, &to, 1, n, &rng_offset,
           to == end ? stores_ : Stores::kCached);
-      if (to != end) copy(to, 1, end, out_column_, n);
+      for (int64_t k = 0, step = out_column_; k < n && to != end; ++k) end[k * step] = to[k];
       rng_offset += static_cast<uint64_t>(n) * dropout_.step;
     }
   }
