@@ -107,7 +107,7 @@ inline Dropout dropout_of(const sinpe_dropout_arguments& a, int64_t step) {
 // merged where the strides of x, of out and of the RNG offsets allow it: the last one while it has at most `most` elements.
 struct Merged {
   int rank = 0;
-  int64_t sizes[SINPE_MAX_RANK], x[SINPE_MAX_RANK], out[SINPE_MAX_RANK], rng_offsets[SINPE_MAX_RANK];
+  int64_t sizes[SINPE_MAX_RANK] = {}, x[SINPE_MAX_RANK] = {}, out[SINPE_MAX_RANK] = {}, rng_offsets[SINPE_MAX_RANK] = {};
 
   Merged(const sinpe_add_arguments& a, const RngOffsets& offsets, int64_t most = INT64_MAX) {
     const bool has_dropout = a.dropout.drop_threshold != 0;
