@@ -107,7 +107,7 @@ inline Dropout dropout_of(const sinpe_dropout_arguments& a, int64_t step) {
 // merged where the strides of x, of out and of the RNG offsets allow it: the last one while it has at most `most` elements.
 struct Merged {
   int rank = 0;
-  int64_t sizes[SINPE_MAX_RANK] = {}, x[SINPE_MAX_RANK] = {}, out[SINPE_MAX_RANK] = {}, rng_offsets[SINPE_MAX_RANK] = {};
+  int64_t sizes[SINPE_MAX_RANK], x[SINPE_MAX_RANK], out[SINPE_MAX_RANK], rng_offsets[SINPE_MAX_RANK];
 
   Merged(const sinpe_add_arguments& a, const RngOffsets& offsets, int64_t most = INT64_MAX) {
     const bool has_dropout = a.dropout.drop_threshold != 0;
@@ -119,18 +119,15 @@ struct Merged {
       put(at, a.sizes[d], a.x_strides[d], a.out_strides[d], has_dropout ? offsets.strides[d] : 0);
     }
     if (rank == 0) put(rank++, 1, 1, 1, 1);
-    int first = rank - 1;
-    for (int d = first - 1; d >= 0; --d) {
-      const bool follows = x[d] == x[first] * sizes[first] && out[d] == out[first] * sizes[first] &&
-                           rng_offsets[d] == rng_offsets[first] * sizes[first];
-      if (follows && (first < rank - 1 || sizes[first] <= most / sizes[d])) {
-        sizes[first] *= sizes[d];
-      } else {
-        put(--first, sizes[d], x[d], out[d], rng_offsets[d]);
-      }
+    int last = 0;
+    for (int d = 1; d < rank; ++d) {
+      const bool follows = x[last] == x[d] * sizes[d] && out[last] == out[d] * sizes[d] &&
+                           rng_offsets[last] == rng_offsets[d] * sizes[d] &&
+                           (d < rank - 1 || sizes[last] <= most / sizes[d]);
+      const int64_t size = follows ? sizes[last] * sizes[d] : sizes[d];
+      put(follows ? last : ++last, size, x[d], out[d], rng_offsets[d]);
     }
-    rank -= first;
-    for (int d = 0; d < rank; ++d) put(d, sizes[first + d], x[first + d], out[first + d], rng_offsets[first + d]);
+    rank = last + 1;
   }
 
  private:
