@@ -25,6 +25,7 @@ class Apply {
         padding_(a, shape_),
         rng_offsets_(a.dropout, a.sizes, a.rank),
         dropout_(dropout_of(a.dropout, rng_offsets_.strides[a.rank - (shape_.dim == 1 ? 2 : 1)])),
+        // (Of rows of one element, the next element is that of the next row.)
         ids_row_(embed != nullptr ? embed->id_strides[a.rank - 2] : 0),
         x_row_(embed != nullptr ? 0 : a.x_strides[a.rank - 2]),
         out_row_(a.out_strides[a.rank - 2]),

@@ -4,8 +4,8 @@
 namespace sinpe {
 namespace {
 
-// Elements that several dimensions are merged into, as a line.
-constexpr int64_t kLine = 8192;
+// Elements of a row that several dimensions are merged into, at most.
+constexpr int64_t kMostMerged = 8192;
 
 // Rows that are not computed: nothing is added.
 struct NoRows {
@@ -18,7 +18,7 @@ struct NoRows {
 template <class T>
 sinpe_status dropout(const sinpe_add_arguments& a) {
   const RngOffsets offsets(a.dropout, a.sizes, a.rank);
-  const Merged m(a, offsets, kLine);
+  const Merged m(a, offsets, kMostMerged);
   sinpe_add_arguments lines = a;
   lines.padding_mask = nullptr;
   int64_t rng_offsets[1 + SINPE_MAX_RANK] = {static_cast<int64_t>(offsets.base)};

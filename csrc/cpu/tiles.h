@@ -1,4 +1,4 @@
-// The loop that add, embed and row_dots share: the encoding is computed tile by tile, and each tile is applied to all
+// The loop that add, add_grid, embed, dropout and row_dots share: the encoding is computed tile by tile, and each tile is applied to all
 // slices of x that need its rows while it is in the cache. No table is stored. From the last function to the first:
 // run_checked checks the arguments; for_each_tile chooses for_each_row_tile, or for_each_streamed_row without tiles.
 //
